@@ -74,7 +74,7 @@ class Notebook:
         from suite.commands.console import lasting_console
         from suite.display import GridDisplay
         from suite.executors.contract import Settings
-        from suite.store import storage
+        from suite.store import endings
         from suite.store.rows import Selection
 
         _require_utf8()
@@ -120,7 +120,7 @@ class Notebook:
                 display.interrupted()
                 raise
         runs = [(item.run.experiment, item.run.scale, item.run.run_id) for item in call.planned]
-        paths = storage.files_of(call.results, runs)
+        paths = endings.files_of(call.results, runs)
         return Selection(paths, runs=[run_id for _, _, run_id in runs]).frame()
 
     def results(

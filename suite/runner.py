@@ -19,7 +19,7 @@ from suite.contracts import Recorder, no_operators
 from suite.plugins import changed_since_planned
 from suite.registry import Entry
 from suite.runs import Alive, Progress, Report, Run, RunEnded, Stop, Worker, never, unwatched
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.target import private_folder
 from suite.store.weights import save_weights
 from suite.training.live import Log
@@ -94,23 +94,23 @@ def plan(
     """
     # an id is a hash of all settings, so it is taken once
     files = [(run.experiment, run.scale, run.run_id) for run in runs]
-    stored: dict[int, storage.Ending] = {}
+    stored: dict[int, endings.Ending] = {}
     for root in () if force else roots:
         missing = [index for index in range(len(runs)) if index not in stored]
-        endings = storage.endings_of(root, [files[index] for index in missing])
-        stored |= {index: ending for index, ending in zip(missing, endings, strict=True) if ending is not None}
+        found = endings.endings_of(root, [files[index] for index in missing])
+        stored |= {index: ending for index, ending in zip(missing, found, strict=True) if ending is not None}
     planned = []
     for index, run in enumerate(runs):
-        found = stored.get(index)
-        if found is None:
+        ending = stored.get(index)
+        if ending is None:
             planned.append(Planned(run, None))
             continue
         older = tuple(
             f"{name} {used['version']} (now {versions[name]})"
-            for name, used in sorted(found.operators.items())
+            for name, used in sorted(ending.operators.items())
             if versions and used["version"] < versions.get(name, 0)
         )
-        planned.append(Planned(run, found.status, older))
+        planned.append(Planned(run, ending.status, older))
     return planned
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from suite.identity import identity
+from suite.metrics import domain_of, is_number, value_fault
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,20 @@ class Outcome:
     seconds: float = 0.0
 
     def add(self, metric: str, unit: str, value: float | None, **columns: Any) -> None:
-        """Appends one measurement. columns: others than the defaults, e.g. `split`, `slice`, `samples`, `status`."""
-        row = {"metric": metric, "unit": unit, "value": value, "split": "", "slice": "", "status": "ok", "error": ""}
-        self.rows.append(row | columns)
+        """Appends one measurement. columns: others than the defaults, e.g. `split`, `slice`, `samples`, `status`.
+
+        A value that is not finite, or too large to be stored, becomes a row with the status `diverged` and no value.
+        ValueError for a number that the metric cannot have (`suite.metrics.METRICS`).
+        """
+        row: dict[str, Any] = {"metric": metric, "unit": unit, "value": value, "split": "", "slice": ""}
+        row |= {"status": "ok", "error": "", **columns}
+        samples = row.get("samples") or ()
+        lost = next((n for n in (value, *samples) if n is not None and not is_number(n)), None)
+        if lost is not None:
+            row |= {"value": None, "samples": None, "status": "diverged", "error": f"{metric} is {lost:g}"}
+        elif fault := value_fault(metric, domain_of(metric), value, samples):
+            raise ValueError(fault)
+        self.rows.append(row)
 
 
 class RunEnded(Exception):

@@ -33,7 +33,7 @@ from suite.bench.cases import spread
 from suite.metrics import smaller_is_better
 from suite.settings.grid import lookup, order
 from suite.settings.report_spec import TableSpec
-from suite.store.storage import operator_mix
+from suite.store.documents import operator_mix
 
 Verdict = Literal[
     "", "agrees", "unclear", "unstable", "better", "worse", "differs", "at chance", "other device", "other protocol"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from suite.metrics import smaller_is_better
 from suite.options import visible
 from suite.settings.grid import lookup
 from suite.store import storage
+from suite.store.documents import settings_in
 
 
 class Value(NamedTuple):
@@ -242,7 +242,7 @@ def _visible(table: pa.Table) -> pa.Table:
 
 def _config(text: str) -> Any:
     """Settings of a row. JSON writes a character that steers a terminal as a code, so it is looked for behind it."""
-    found = json.loads(text or "{}")
+    found = settings_in(text)
     return _visible_tree(found) if "\\u" in text else found
 
 

@@ -5,7 +5,6 @@ Times of different runs are shown side by side and never divided: a ratio comes 
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pandas as pd
 from reports.render.document import DASH, Document, Grid
 from reports.render.figure import colors_of
 from suite.bench.cases import SETS
+from suite.store.documents import verdict_in
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _line(point: Point) -> tuple[str, ...]:
 def _comparisons(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
     found = frame[(frame["metric"] == "ratio") & frame["value"].notna()]
     for row in found.sort_values("started_at", kind="stable").to_dict("records"):
-        config = json.loads(row["config"])
+        config = verdict_in(row["config"])
         case, direction = case_of(row["slice"])
         yield (
             row["task"],

@@ -34,6 +34,7 @@ from suite.commands.profile import profile
 from suite.commands.publish import publish
 from suite.commands.report import report
 from suite.commands.repository import Repository
+from suite.commands.results import results_app
 from suite.commands.run import run
 from suite.commands.show import show
 from suite.commands.status import status
@@ -101,6 +102,7 @@ app.command()(bench)
 app.command()(profile)
 app.command()(doctor)
 app.add_typer(data_app, name="data")
+app.add_typer(results_app, name="results")
 app.add_typer(weights_app, name="weights")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from suite.commands.console import table_console
+from suite.commands.console import skipped, table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
 from suite.commands.status import print_summary
@@ -45,4 +45,4 @@ def collect(
     display = GridDisplay(console, len(ended), runs=runs)
     for finished in ended:
         display.finished(finished)
-    print_summary(console, experiment, results, standings(runs, results, config.select))
+    print_summary(console, experiment, results, standings(runs, results, config.select, skipped))

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from suite.options import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -30,7 +32,7 @@ def _width() -> int | None:
 
 def skipped(reason: str) -> None:
     """Says that a file is left out. reason: a sentence that names it."""
-    print(f"skipped: {reason}", file=sys.stderr)
+    print(f"skipped: {visible(reason)}", file=sys.stderr)
 
 
 def lost_output(text: str = "") -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from suite.commands.console import skipped
 from suite.contracts import Recorder
 from suite.plugins import load_plugins
 from suite.registry import Registry, nearest
@@ -147,7 +148,7 @@ class Repository:
                 where = f"below {results}" if results else "stored"
                 raise ValueError(f"{name}: no rows {where}; `run` and `bench` make them, `status` shows what is to do")
             paths.update(dict.fromkeys(found))
-        return Selection(list(paths), only)
+        return Selection(list(paths), only, skip=skipped)
 
 
 def repository_of(context: typer.Context, plugins: Iterable[str] | None = None) -> Repository:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from suite.commands.console import skipped
 from suite.commands.planning import Data, Only, Scale, Seeds
 from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Sets, repository_of, shown
 from suite.options import seconds, shortened
@@ -230,7 +231,7 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
     console.print(f"{line}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]
-    for line in estimate(call.todo, stored):
+    for line in estimate(call.todo, stored, skipped):
         console.print(line, highlight=False, soft_wrap=True)
     for experiment in call.experiments:
         config = experiment.config

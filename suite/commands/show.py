@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.console import table_console
+from suite.commands.console import skipped, table_console
 from suite.commands.repository import StoredResults, repository_of
 from suite.options import visible
 from suite.registry import few
@@ -31,12 +31,12 @@ def show(
     from rich.table import Table
 
     from suite.settings.grid import iter_keys
-    from suite.store import storage
+    from suite.store import documents, endings, storage
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")
     roots = repository_of(context).roots(results)
-    found = storage.find(roots, run_id)
+    found = endings.find(roots, run_id, skipped)
     if not found:
         raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}")
     if len(ids := {stored for stored, _ in found}) > 1:
@@ -49,7 +49,7 @@ def show(
     facts = Table("", "", box=None, show_header=False)
     for column in FACTS:
         facts.add_row(column, _text(stored[0][column]))
-    for key, value in iter_keys(json.loads(stored[0]["config"] or "{}")):
+    for key, value in iter_keys(documents.settings_in(stored[0]["config"])):
         facts.add_row(key, json.dumps(value))
     console.print(facts, markup=False, highlight=False)
     rows = Table(*COLUMNS, box=None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from suite.commands.console import table_console
+from suite.commands.console import skipped, table_console
 from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
 from suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
 from suite.options import visible
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from suite.store.status import Standing
 
-STYLES = {"running": "green", "failed": "red", "diverged": "red", "oom": "red"}
+STYLES = {"running": "green", "failed": "red", "damaged": "red", "diverged": "red", "oom": "red"}
 
 
 def status(
@@ -52,7 +52,8 @@ def status(
         results=results,
         without_data=True,
     )
-    found = standings(runs, results, config.select)
+    said: list[str] = []
+    found = standings(runs, results, config.select, said.append)
     console = table_console()
     label = Labels(runs)
     for standing in found:
@@ -64,8 +65,11 @@ def status(
     # `run` repeats what failed and what could not run here; runs without data are in the plan of `--dry-run` too
     to_do = ("running", "queued", "interrupted", "to do", "no data", "failed", "n/a")
     left = [standing.run for standing in found if standing.state in to_do]
-    for line in estimate(left, storage.files([results, repository.reference], experiment)):
+    for line in estimate(left, storage.files([results, repository.reference], experiment), said.append):
         console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
+    for reason in dict.fromkeys(said):
+        if all(standing.detail != reason for standing in found):
+            skipped(reason)
 
 
 def print_summary(console: Console, experiment: str, results: Path, found: Sequence[Standing]) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from suite.runner import ENDED, UNNEEDED, Finished
 from suite.runs import Progress, Run
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.claims import Claims
 from suite.store.enough import Enough
 from suite.store.target import stamp
@@ -123,7 +123,7 @@ class RunQueue:
                 self._elsewhere[run.run_id] = run
                 return holder.holder
             now = stamp(path)
-            ending = storage.ending(path) if now is not None else None
+            ending = _ending(path) if now is not None else None
         except OSError as error:
             self._elsewhere.pop(run.run_id, None)
             reason = f"it was not carried out, because its claim could not be written ({error.strerror or error})"
@@ -157,3 +157,11 @@ class RunQueue:
         """Takes back a run that was interrupted, which any process may continue."""
         self._current.discard(run.run_id)
         self.claims.release(run)
+
+
+def _ending(path: Path) -> endings.Ending | None:
+    """How a stored run ended; None where its file cannot be believed, so that the run is carried out (`--force`)."""
+    try:
+        return endings.ending(path)
+    except storage.SchemaError:
+        return None

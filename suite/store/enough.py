@@ -15,7 +15,7 @@ from suite.identity import setting_of
 from suite.runs import Run
 from suite.settings.grid import lookup
 from suite.settings.report_spec import Select
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.target import stamp
 
 COLUMNS = ("metric", "split", "slice", "step", "value")
@@ -86,7 +86,7 @@ class Enough:
             return own
         if own.parent not in self._published:
             # parts appear rarely, so it is enough to look once
-            self._published[own.parent] = storage.published_in(own.parent)
+            self._published[own.parent] = endings.published_in(own.parent, lambda reason: None)
         return self._published[own.parent].get(run.run_id)
 
     def _is_good(self, run: Run) -> bool:
@@ -99,11 +99,15 @@ class Enough:
 
     def _reaches(self, run: Run, path: Path) -> bool:
         select = self._selects[run.experiment]
-        ending = storage.endings_in(path)[run.run_id] if storage.is_part(path) else storage.ending(path)
-        if select is None or ending is None or ending.status != "ok":
+        try:
+            ending = endings.endings_in(path)[run.run_id] if storage.is_part(path) else endings.ending(path)
+            if select is None or ending is None or ending.status != "ok":
+                return False
+            rows = storage.load(path, COLUMNS, run_id=run.run_id).to_pylist()
+        except storage.SchemaError:
+            # rows that cannot be believed make no run needless
             return False
         wanted = (select.by, select.split, "")
-        rows = storage.load(path, COLUMNS, run_id=run.run_id).to_pylist()
         found = [
             (row["step"], row["value"]) for row in rows if (row["metric"], row["split"], row["slice"] or "") == wanted
         ]

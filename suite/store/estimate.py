@@ -5,27 +5,29 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from suite.identity import likeness
 from suite.registry import counted
 from suite.runs import Run
-from suite.store import storage
+from suite.store import endings
 
 
-def estimate(runs: Sequence[Run], files: Sequence[Path]) -> list[str]:
+def estimate(runs: Sequence[Run], files: Sequence[Path], skip: Callable[[str], None] | None = None) -> list[str]:
     """Lines that say how long the runs will take, one for each kind of device among the stored rows of `files`.
 
     Where there are several, a first line says that each is an estimate of its own.
 
     The estimate of a run is the median duration of stored runs with its settings and another seed, or else of stored
     runs of its scale, task and model. The duration of a run that shared its device with others counts by its share.
+
+    skip: called with a sentence on each file and run that cannot be read or believed; None: SchemaError is raised.
     """
     if not runs:
         return []
     stored: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for ending in storage.every_ending(files):
+    for ending in endings.every_ending(files, skip):
         if ending.status != "ok" or ending.duration_s is None:
             continue
         device, _, shared = ending.device.partition(", ")

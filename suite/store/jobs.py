@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.runs import Run
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.target import replacing, stamp
 
 LATE_S = 60.0
@@ -107,4 +107,4 @@ def new_ending(root: Path, run: Run, job: Job) -> Any:
     """The ending of the rows that were stored since the job was submitted; None where there are none."""
     if row_stamp(root, run) in (None, job.before):
         return None
-    return storage.ending(storage.result_path(root, run.experiment, run.scale, run.run_id))
+    return endings.ending(storage.result_path(root, run.experiment, run.scale, run.run_id))

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from suite.registry import few
-from suite.store import storage
+from suite.store import endings, storage
+from suite.store.checks import KERNELS
 from suite.store.storage import SCHEMA, SchemaError
 from suite.store.target import replacing
 
@@ -26,7 +27,7 @@ ROWS_A_GROUP = 1 << 14
 """A row group ends with the run that reaches so many rows. Its columns of text take about 40 MB while it is read."""
 STATISTICS = ["run_id", "metric", "split"]
 """Columns whose least and largest values stand beside each row group."""
-UNMARKED = "kernels"
+UNMARKED = KERNELS
 """The experiment whose files have no row `run`, because a benchmark is no run of a grid."""
 
 
@@ -104,7 +105,7 @@ def _unfinished(table: pa.Table, files: Mapping[str, Path]) -> Iterator[str]:
 
 def _files_of_runs(paths: Sequence[Path]) -> dict[str, Path]:
     """Run id to the file that counts, the first one."""
-    return {run_id: path for path in reversed(paths) for run_id in storage.runs_of(path)}
+    return {run_id: path for path in reversed(paths) for run_id in endings.runs_of(path)}
 
 
 def _text(rows: pa.Table) -> str:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from suite.registry import nearest
 from suite.settings.grid import Filters, iter_keys, lookup
 from suite.store import storage
+from suite.store.documents import settings_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,7 @@ COLUMNS = tuple(name for name in storage.SCHEMA.names if name != "config")
 @lru_cache(maxsize=64)
 def _config(text: str | None) -> Mapping[str, Any]:
     """The resolved run behind the column `config`; all rows of a run have the same text."""
-    return json.loads(text or "{}")
+    return settings_in(text)
 
 
 @lru_cache(maxsize=64)
@@ -111,15 +112,25 @@ class Selection:
     only: `key=value` filters as those of `run --only`, where a key is a column of a row (`metric=accuracy`) or a dotted
         setting of its run (`model.name=gla`). ValueError for a key or a value that no row has.
     runs: the ids of the runs whose rows are wanted; None: all.
+    skip: called with a sentence on each file and run that is left out (`storage.tables`).
     """
 
-    def __init__(self, paths: Sequence[Path], only: Sequence[str] = (), runs: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        only: Sequence[str] = (),
+        runs: Collection[str] | None = None,
+        skip: Callable[[str], None] | None = None,
+    ) -> None:
         self.paths = paths
+        # what is left out has been named when the files are read for a second time
+        self._skip = None if skip is None else lambda reason: None
         filters, columns = _filters(only)
         settings: dict[str, None] = {}
         self._masks: list[pa.Array] = []
         ids = None if runs is None else pa.array(runs, pa.string())
-        for table in storage.tables(paths, list(dict.fromkeys(("run_id", "config", *columns)))):
+        # all columns, so that a damaged one is known before anything is written
+        for table in storage.tables(paths, encoded=storage.TEXTS, skip=skip):
             mask = pa.array(_mask(table, filters, columns), pa.bool_())
             if ids is not None:
                 mask = pc.and_(mask, pc.is_in(table["run_id"], ids).combine_chunks())
@@ -135,7 +146,7 @@ class Selection:
 
     def _tables(self, encoded: tuple[str, ...] = ()) -> Iterator[pa.Table]:
         """The rows of some runs after those of others, as they are stored."""
-        for table, mask in zip(storage.tables(self.paths, encoded=encoded), self._masks, strict=True):
+        for table, mask in zip(storage.tables(self.paths, encoded=encoded, skip=self._skip), self._masks, strict=True):
             yield table.filter(mask)
 
     def rows(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from suite.runner import UNNEEDED
 from suite.runs import Run
 from suite.settings.report_spec import Select
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.claims import Claim, find_claims
 from suite.store.enough import Enough
 from suite.store.jobs import Job, find_jobs, states
 from suite.store.target import files_like, is_folder
 
-ORDER = ("running", "queued", "ok", "diverged", "oom", "failed", "n/a", "interrupted", "to do", "unneeded", "no data")
+ORDER = (
+    "running",
+    "queued",
+    "ok",
+    "diverged",
+    "oom",
+    "failed",
+    "n/a",
+    "interrupted",
+    "damaged",
+    "to do",
+    "unneeded",
+    "no data",
+)
 
 
 @dataclass(frozen=True)
@@ -26,15 +39,19 @@ class Standing:
     run: Run
     state: str
     """`running`, `queued` (as a job), the status of its stored rows, `interrupted` (it has a checkpoint), `to do`,
-    `unneeded` (a value before its own is good enough), or `no data`."""
+    `unneeded` (a value before its own is good enough), `damaged` (its rows cannot be read or believed) or `no data`."""
     detail: str
     """Names the process that carries out the run and its start, or says why the run failed or is not needed."""
 
 
-def standings(runs: Sequence[Run], root: Path, select: Select | None = None) -> list[Standing]:
+def standings(
+    runs: Sequence[Run], root: Path, select: Select | None = None, skip: Callable[[str], None] | None = None
+) -> list[Standing]:
     """Returns the state of every run of one experiment, in the order of the runs.
 
     select: the selection of its report, which may say that a run is not needed.
+    skip: called with a sentence on each file and run that cannot be read or believed, even of another grid; then the
+        state of the run is `damaged`. None: SchemaError is raised.
     """
     enough = Enough(runs, root, {run.experiment: select for run in runs[:1]})
     claims = {(claim.scale, claim.run_id): claim for run in runs[:1] for claim in find_claims(root, run.experiment)}
@@ -43,7 +60,7 @@ def standings(runs: Sequence[Run], root: Path, select: Select | None = None) -> 
         words = states(jobs.values())
     except OSError:
         words = {job.job_id: "its scheduler cannot be asked here" for job in jobs.values()}
-    stored = storage.endings_of(root, [(run.experiment, run.scale, run.run_id) for run in runs])
+    stored = endings.endings_of(root, [(run.experiment, run.scale, run.run_id) for run in runs], skip)
     unstored = unstored_states(runs, root)
     found = [
         _standing(run, state, ending, claims.get((run.scale, run.run_id)), jobs.get(run.run_id), words)
@@ -58,7 +75,7 @@ def _spared(standing: Standing, enough: Enough) -> Standing:
 
 
 def _standing(
-    run: Run, unstored: str, ending: storage.Ending | None, claim: Claim | None, job: Job | None, words: dict[str, str]
+    run: Run, unstored: str, ending: endings.Ending | None, claim: Claim | None, job: Job | None, words: dict[str, str]
 ) -> Standing:
     if run.is_planned_only:
         return Standing(run, unstored, "")

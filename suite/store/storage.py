@@ -1,24 +1,23 @@
 """Results as parquet: one tidy row a measurement, in files of one run or in parts with many runs.
 
 A run writes a file of its own, so parallel workers never share one. `publish` (`suite.store.parts`) puts the runs of a
-folder into one part. Every reader takes both, through `files`, `tables` and `endings_of`, and of a run that several
-files of a folder have, the first one's rows count: its own file before a part.
+folder into one part. Every reader takes both, through `files`, `tables` and `suite.store.endings`, and of a run that
+several files of a folder have, the first one's rows count: its own file before a part.
 
 A file is written under a temporary name and renamed, so a reader never sees half of one, and nothing is ever edited.
-Readers verify the checksums of what they read. Files of an older schema are read with null in the columns they lack;
-any other file is refused by name.
+Readers verify the checksums of what they read, and leave out runs whose numbers, JSON or identity cannot be believed
+(`suite.store.checks`). Files of an older schema are read with null in the columns they lack; any other file is refused
+by name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -26,18 +25,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from suite.identity import likeness
+from suite.store import checks
+from suite.store.checks import PART, Fault
+from suite.store.documents import ENDING, footer_of
 from suite.store.target import as_oserror, files_like, is_remote, readable, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA_VERSION = 2
-
-ENDING = b"subquad.ending"
-"""Key of the footer of a file under which stands how the run ended: a CRC-32 in hexadecimal and JSON."""
-OF_ENDINGS = ("metric", "status", "operators", "error", "scale", "config", "device", "duration_s")
-"""The columns from which an ending is made where the footer has none."""
 
 ADDED = {"threads": 2, "operators": 2}
 """Columns that not every schema version has, and the first one that does."""
@@ -112,18 +108,20 @@ def weights_path(root: Path, experiment: str, scale: str, run_id: str) -> Path:
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the rows of one run, whole or not at all. A missing column is null; an unknown one is an error."""
+    """Writes the rows of one run, whole or not at all. A missing column is null; an unknown one is an error.
+
+    Raises ValueError for a number that its metric cannot have (`suite.metrics.METRICS`). NaN and infinity are stored
+    where the status of the row or of the run is not `ok`; readers get null in their place.
+    """
     unknown = {key for row in rows for key in row} - set(SCHEMA.names)
     assert not unknown, f"columns not in the schema: {sorted(unknown)}"
     table = pa.Table.from_pylist([{"schema": SCHEMA_VERSION, **row} for row in rows], schema=SCHEMA)
-    text = json.dumps(_ending_of(rows)).encode()
-    table = table.replace_schema_metadata({ENDING: f"{zlib.crc32(text):08x} ".encode() + text})
+    checks.check_numbers(table)
+    table = table.replace_schema_metadata({ENDING: footer_of(rows)})
     with replacing(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
-PART = "part-"
-"""Beginning of the name of a file with many runs, which is no beginning of a run id."""
 FILES_AT_ONCE = 256
 """`tables` yields the rows of so many files of one run together. A call on a table takes longer than its work on one
 run."""
@@ -137,38 +135,59 @@ def is_part(path: Path) -> bool:
 def load(
     path: Path, columns: Sequence[str] = SCHEMA.names, *, run_id: str = "", encoded: tuple[str, ...] = ()
 ) -> pa.Table:
-    """Columns of one results file. Raises SchemaError, by name, for a damaged one and for one of another schema.
+    """Columns of one results file. Raises SchemaError, by name, for a damaged one, for one of another schema, and for
+    one with a run that cannot be believed.
 
     The checksum of every page that is read is verified. Columns that the file's schema version does not have are null.
 
     run_id: only the rows of this run, if the file is a part.
     encoded: columns of text that are returned as codes and a dictionary, which take a hundredth of the memory.
     """
-    pieces = list(_pieces(path, columns, run_id, encoded))
-    return pa.concat_tables(pieces) if pieces else pa.schema(map(_schema(encoded).field, columns)).empty_table()
+    found = [
+        _shaped(checks.believed(piece, [path], [piece.num_rows], _refuse), columns, encoded)
+        for piece in pieces(path, columns, run_id)
+    ]
+    return pa.concat_tables(found) if found else _nothing(columns, encoded)
 
 
-def _pieces(path: Path, columns: Sequence[str], run_id: str, encoded: tuple[str, ...]) -> Iterator[pa.Table]:
-    """The rows of a file, of a part one row group after the other (`load`)."""
-    wanted = list(dict.fromkeys((*columns, "run_id"))) if run_id else list(columns)
+def _refuse(fault: Fault) -> None:
+    raise SchemaError(f"{fault}; move the file away")
+
+
+def _nothing(columns: Sequence[str], encoded: tuple[str, ...]) -> pa.Table:
+    return pa.schema(map(_schema(encoded).field, columns)).empty_table()
+
+
+def _shaped(table: pa.Table, columns: Sequence[str], encoded: tuple[str, ...]) -> pa.Table:
+    """The columns that are wanted, with text as text where it is not wanted as codes."""
+    return table.select(list(columns)).cast(pa.schema(map(_schema(encoded).field, columns)))
+
+
+def pieces(path: Path, columns: Sequence[str], run_id: str = "") -> Iterator[pa.Table]:
+    """The rows of a file, of a part one row group after the other (`load`), with text as codes and a dictionary.
+
+    They have the columns that `suite.store.checks` needs, too.
+    """
+    wanted = list(dict.fromkeys((*columns, *checks.READ)))
     try:
         # opening a named pipe would wait for a writer
         if not is_remote(path) and not path.is_file():
             raise OSError("no regular file")
-        with _opened(_content_of(path) if is_part(path) else readable(path), encoded) as file:
+        with _opened(_content_of(path) if is_part(path) else readable(path), TEXTS) as file:
             there = file.schema_arrow
+            if len(set(there.names)) < len(there.names):
+                raise ValueError("it has a column twice")
             names = [name for name in dict.fromkeys(("schema", *wanted)) if name in there.names]
             if not is_part(path):
                 # a file is small, and threads would take longer to start than to read
-                yield _as_today(path, file.read(names, use_threads=False), there, columns, encoded)
+                yield _as_today(path, file.read(names, use_threads=False), there, wanted)
                 return
+            _check_order(file.metadata)
             for i in range(file.num_row_groups):
                 if run_id and not _may_have(file.metadata.row_group(i), run_id):
                     continue
-                table = _as_today(path, file.read_row_group(i, names, use_threads=False), there, wanted, encoded)
-                if run_id:
-                    table = table.filter(pc.equal(table["run_id"], run_id)).select(list(columns))
-                yield table
+                table = _as_today(path, file.read_row_group(i, names, use_threads=False), there, wanted)
+                yield table.filter(pc.equal(table["run_id"], run_id)) if run_id else table
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, SchemaError):
             raise
@@ -200,23 +219,29 @@ def _opened(source: Path | BinaryIO, encoded: Sequence[str]) -> pq.ParquetFile:
         return _opened(source, [name for name in encoded if name in there])
 
 
+def _check_order(part: pq.FileMetaData) -> None:
+    """Raises ValueError where a run may have rows in two row groups, so that a reader could take a part of them."""
+    place = SCHEMA.get_field_index("run_id")
+    known = [part.row_group(i).column(place).statistics for i in range(part.num_row_groups)]
+    if not all(a and b and a.has_min_max and b.has_min_max and a.max < b.min for a, b in pairwise(known)):
+        raise ValueError("its runs are not sorted")
+
+
 def _may_have(group: pq.RowGroupMetaData, run_id: str) -> bool:
     """Whether a row group of a part may have rows of a run."""
     known = group.column(SCHEMA.get_field_index("run_id")).statistics
     return known is None or not known.has_min_max or known.min <= run_id <= known.max
 
 
-def _as_today(
-    path: Path, table: pa.Table, there: pa.Schema, columns: Sequence[str], encoded: tuple[str, ...]
-) -> pa.Table:
+def _as_today(path: Path, table: pa.Table, there: pa.Schema, columns: Sequence[str]) -> pa.Table:
     """The columns of a table that was read, with the types of SCHEMA. SchemaError for one of another schema.
 
     there: the columns of its file.
     """
     versions = table["schema"].unique().to_pylist() if "schema" in there.names else [None]
-    if versions == [SCHEMA_VERSION] and there.remove_metadata().equals(_schema(encoded)):
+    if versions == [SCHEMA_VERSION] and there.remove_metadata().equals(_schema(TEXTS)):
         # nearly every file; to compare and convert its columns one by one takes half as long as to read them
-        return table.select(list(columns))
+        return _valid(table.select(list(columns)))
     read = range(1, SCHEMA_VERSION + 1)
     # a part may have rows of several versions
     oldest = min(versions, default=None) if all(version in read for version in versions) else None
@@ -231,8 +256,17 @@ def _as_today(
     for field in map(SCHEMA.field, columns):
         there_is = field.name in table.column_names
         array = table[field.name].cast(field.type) if there_is else pa.nulls(table.num_rows, field.type)
-        arrays.append(array.dictionary_encode() if field.name in encoded else array)
-    return pa.table(arrays, schema=pa.schema(map(_schema(encoded).field, columns)))
+        arrays.append(array.dictionary_encode() if field.name in TEXTS else array)
+    return _valid(pa.table(arrays, schema=pa.schema(map(_schema(TEXTS).field, columns))))
+
+
+def _valid(table: pa.Table) -> pa.Table:
+    """The table. ArrowInvalid where a text of it is no UTF-8, which arrow does not look for when it reads a file."""
+    for name in table.column_names:
+        if name in TEXTS:
+            for chunk in table[name].chunks:
+                chunk.dictionary.validate(full=True)
+    return table
 
 
 @lru_cache
@@ -286,19 +320,26 @@ def tables(
 
     encoded: columns of text that are returned as codes and a dictionary (`load`).
     watch: called with the number of files that have been read.
-    skip: called with a sentence on each file that cannot be read, whose rows are left out; None: SchemaError is raised.
+    skip: called with a sentence on each file that cannot be read, and on each run that cannot be believed, whose rows
+        are left out; None: SchemaError is raised.
     """
 
     def loaded(path: Path) -> pa.Table:
         try:
-            return load(path, columns, encoded=encoded)
+            return next(pieces(path, columns))
         except SchemaError as error:
-            if skip is None:
-                raise
-            skip(str(error))
+            left_out(str(error), error)
             return nothing
 
-    nothing = pa.schema(map(_schema(encoded).field, columns)).empty_table()
+    def left_out(sentence: str, error: SchemaError | None = None) -> None:
+        if skip is None:
+            raise error or SchemaError(sentence)
+        skip(sentence)
+
+    def told(fault: Fault) -> None:
+        left_out(str(fault))
+
+    nothing = _nothing(list(dict.fromkeys((*columns, *checks.READ))), TEXTS)
     before: dict[Path, set[str]] = {}
     # half of the time of a file passes outside of Python, so that more threads would wait for each other
     with ThreadPoolExecutor(2) as pool:
@@ -308,32 +349,34 @@ def tables(
             stored = before.setdefault(path.parent, set())
             if is_part(path):
                 try:
-                    yield from _of_part(path, columns, encoded, stored)
+                    for table in _of_part(path, columns, stored, told):
+                        yield _shaped(table, columns, encoded)
                 except SchemaError as error:
-                    if skip is None:
-                        raise
-                    skip(str(error))
+                    left_out(str(error), error)
             else:
                 while end < len(paths) and end - start < FILES_AT_ONCE and not is_part(paths[end]):
                     end += 1
                 some = paths[start:end]
+                found = list(pool.map(loaded, some))
+                table = checks.believed(pa.concat_tables(found), some, [len(piece) for piece in found], told)
                 for path in some:
                     before.setdefault(path.parent, set()).add(path.stem)
-                yield pa.concat_tables(pool.map(loaded, some))
+                yield _shaped(table, columns, encoded)
             start = end
             watch(start)
 
 
-def _of_part(path: Path, columns: Sequence[str], encoded: tuple[str, ...], before: set[str]) -> Iterator[pa.Table]:
+def _of_part(path: Path, columns: Sequence[str], before: set[str], told: Callable[[Fault], None]) -> Iterator[pa.Table]:
     """The rows of a part, without those of runs that stand in files before it; its own runs are added to these."""
     own: set[str] = set()
-    for table in _pieces(path, list(dict.fromkeys(("run_id", *columns))), "", encoded):
+    for table in pieces(path, columns):
+        table = checks.believed(table, [path], [len(table)], told)
         ids = set(table["run_id"].unique().to_pylist())
         own |= ids
         if again := ids & before:
             is_again = pc.is_in(table["run_id"].cast(pa.string()), pa.array(again, pa.string()))
             table = table.filter(pc.invert(is_again))
-        yield table.select(list(columns))
+        yield table
     before |= own
 
 
@@ -345,215 +388,3 @@ def read(
 
     found = list(tables(paths, columns, skip=skip))
     return pa.concat_tables(found).to_pandas() if found else pd.DataFrame(columns=list(columns))
-
-
-@dataclass(frozen=True)
-class Ending:
-    """Status of a stored run (`ok`, `failed`, `diverged`, `oom` or `n/a`), and the operators that it used."""
-
-    status: str
-    operators: dict[str, dict[str, Any]]
-    """Name to `version` and `backend`; empty where they were not recorded."""
-    error: str = ""
-    """Why the run ended, where its status is not `ok`."""
-    device: str = ""
-    """Name of the processor, and how many runs shared it."""
-    duration_s: float | None = None
-    like: tuple[str, ...] = ()
-    """What the run has in common with runs that take as long (`suite.identity.likeness`); empty where the footer of an
-    older file does not say so."""
-
-
-def ending(path: Path, *, with_likeness: bool = False) -> Ending | None:
-    """The ending of the run of a file; None if there is no file. A file without a row `run` belongs to a failed run.
-
-    It is read from the footer of the file, which takes a third of the time of its rows; older files have it in these
-    alone.
-
-    with_likeness: read the rows where the footer does not say which runs are like this one.
-    """
-    with as_oserror(path):
-        if not path.exists():
-            return None
-    found = _footer(path)
-    if found is None or (with_likeness and "like" not in found):
-        found = _ending_of(load(path, OF_ENDINGS).to_pylist())
-    return _parsed(found)
-
-
-def _parsed(found: Mapping[str, Any]) -> Ending:
-    return Ending(
-        found["status"],
-        json.loads(found["operators"] or "{}"),
-        found["error"] or "",
-        found.get("device") or "",
-        found.get("duration_s"),
-        tuple(found.get("like") or ()),
-    )
-
-
-def _ending_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    for row in rows:
-        if row.get("metric") == "run":
-            kept = {key: row.get(key) for key in ("status", "operators", "error", "device", "duration_s")}
-            return {**kept, "like": _likeness_of(row)}
-    return {"status": "failed", "operators": None, "error": None}
-
-
-def _likeness_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """That of the run of a row; empty where its columns do not say which run it was."""
-    try:
-        return likeness(row["scale"], json.loads(row["config"]))
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return ()
-
-
-def _footer(path: Path) -> dict[str, Any] | None:
-    """The ending in the footer of a file; None where there is none, or none that is whole."""
-    try:
-        if not is_remote(path):
-            if not path.is_file():
-                return None
-            if (found := _checked(ending_in(path.read_bytes()))) is not None:
-                return found
-        with pq.ParquetFile(readable(path)) as file:
-            return _checked((file.metadata.metadata or {}).get(ENDING, b""))
-    except (pa.ArrowException, OSError, ValueError):
-        return None
-
-
-def ending_in(content: bytes) -> bytes:
-    """The value of ENDING in the bytes of a parquet file; something else where they are not as expected.
-
-    To parse the whole footer takes ten times as long, seconds for thousands of runs. In Thrift's compact protocol a key
-    is followed by the byte 0x18, by the length of the value, seven bits in a byte, lowest first, and by the value.
-    """
-    place = content.rfind(ENDING) + len(ENDING) + 1
-    length = shift = 0
-    for byte in content[place : place + 4]:
-        length |= (byte & 127) << shift
-        shift += 7
-        place += 1
-        if byte < 128:
-            break
-    return content[place : place + length]
-
-
-def _checked(value: bytes) -> dict[str, Any] | None:
-    """Parses the value of ENDING; returns None if its checksum does not fit, or if it is empty."""
-    checksum, _, text = value.partition(b" ")
-    if not text or checksum != f"{zlib.crc32(text):08x}".encode():
-        return None
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
-def endings(paths: Iterable[Path], *, with_likeness: bool = False) -> list[Ending | None]:
-    """The endings of the runs of files, of a remote place several at a time, because it takes long to answer."""
-    paths = list(paths)
-    if not any(is_remote(path) for path in paths):
-        # threads would wait for each other
-        return [ending(path, with_likeness=with_likeness) for path in paths]
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(partial(ending, with_likeness=with_likeness), paths))
-
-
-@lru_cache(maxsize=1024)
-def endings_in(part: Path) -> Mapping[str, Ending]:
-    """Run id to ending for all runs of a part, which is never edited, so that it is read once."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for table in _pieces(part, ("run_id", *OF_ENDINGS), "", TEXTS):
-        rows |= {run_id: [] for run_id in table["run_id"].unique().to_pylist()}
-        for row in table.filter(pc.equal(table["metric"], "run")).to_pylist():
-            rows[row["run_id"]].append(row)
-    return {run_id: _parsed(_ending_of(found)) for run_id, found in rows.items()}
-
-
-def published_in(folder: Path) -> dict[str, Path]:
-    """Run id to part, of all runs in the parts of one folder; of a run that several parts have, the first one."""
-    try:
-        parts = files_like(folder, f"{PART}*.parquet")
-    except FileNotFoundError:
-        # there is no such bucket, which whoever writes to it is told
-        return {}
-    return {run_id: part for part in reversed(parts) for run_id in endings_in(part)}
-
-
-def endings_of(root: Path, runs: Sequence[tuple[str, str, str]]) -> list[Ending | None]:
-    """The endings of runs, each given by experiment, scale and id, below a root; None of a run that is not stored."""
-    paths = [result_path(root, *run) for run in runs]
-    found = endings(paths)
-    # a folder is listed once, because a bucket answers slowly
-    parts = {
-        folder: published_in(folder)
-        for folder in {path.parent for path, ended in zip(paths, found, strict=True) if ended is None}
-    }
-    return [
-        endings_in(part)[path.stem] if ended is None and (part := parts[path.parent].get(path.stem)) else ended
-        for path, ended in zip(paths, found, strict=True)
-    ]
-
-
-def files_of(root: Path, runs: Sequence[tuple[str, str, str]]) -> list[Path]:
-    """The files that have the rows of runs, each given by experiment, scale and id, below a root."""
-    paths = [result_path(root, *run) for run in runs]
-    own = {path for path in paths if path.exists()}
-    parts = {folder: published_in(folder) for folder in {path.parent for path in paths if path not in own}}
-    found = [path if path in own else parts[path.parent].get(path.stem) for path in paths]
-    return list(dict.fromkeys(path for path in found if path is not None))
-
-
-def every_ending(paths: Iterable[Path]) -> list[Ending]:
-    """The endings of all runs of files, with what they are like. Of a run that several files have, the first one's."""
-    paths = list(paths)
-    own = [path for path in paths if not is_part(path)]
-    found = dict(zip(((_place(path), path.stem) for path in own), endings(own, with_likeness=True), strict=True))
-    for path in paths:
-        if is_part(path):
-            for run_id, ended in endings_in(path).items():
-                found.setdefault((_place(path), run_id), ended)
-    return [ended for ended in found.values() if ended is not None]
-
-
-def _place(path: Path) -> tuple[str, str]:
-    """The part of a path below its root that the folders of an experiment's scale share."""
-    return path.parent.parent.name, path.parent.name
-
-
-def runs_of(path: Path) -> Iterable[str]:
-    """The ids of the runs that a results file has."""
-    return endings_in(path) if is_part(path) else (path.stem,)
-
-
-def find(roots: Iterable[Path], beginning: str) -> list[tuple[str, Path]]:
-    """Id and file of every stored run whose id begins so, below several roots in their order."""
-    paths = [path for root in roots for path in files_below(root)]
-    return [(run_id, path) for path in paths for run_id in runs_of(path) if run_id.startswith(beginning)]
-
-
-def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:
-    """Description of the operator versions and backends behind several rows if they differ; None if they are the same.
-
-    rows: stored rows or the first row of each run; only the column `operators` is read. `selective_scan: version 1
-    (torch), version 2 (triton)`. Rows without a record among rows with one are counted, because their versions are
-    not known.
-    """
-    found: dict[str, set[tuple[int, str]]] = {}
-    unknown = known = 0
-    for row in rows:
-        text = row.get("operators")
-        # pandas has NaN for null
-        if not isinstance(text, str):
-            unknown += 1
-            continue
-        known += 1
-        for name, used in json.loads(text).items():
-            found.setdefault(name, set()).add((used["version"], used["backend"]))
-    parts = [
-        f"{name}: {', '.join(f'version {version} ({backend})' for version, backend in sorted(kinds))}"
-        for name, kinds in sorted(found.items())
-        if len(kinds) > 1
-    ]
-    if unknown and known:
-        parts.append(f"not recorded in {unknown} of {unknown + known} rows")
-    return "; ".join(parts) or None

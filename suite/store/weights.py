@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from suite.registry import few
-from suite.store import storage
+from suite.store import endings
 from suite.store.target import files_like, readable, replacing
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def find_weights(name: str, roots: Sequence[Path]) -> Path:
     if path.suffix in ENDINGS or set(name) - set("0123456789abcdef"):
         raise ValueError(f"{name}: no such file, and no run id, which is hexadecimal")
     found = [path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in ENDINGS]
-    ids = {path.stem for path in found} | {run_id for run_id, _ in storage.find(roots, name)}
+    ids = {path.stem for path in found} | {run_id for run_id, _ in endings.find(roots, name, lambda reason: None)}
     if not ids:
         raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}")
     if len(ids) > 1:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from suite.generate import generate
+from suite.metrics import unit_of
 from suite.model import Model
 from suite.rng import torch_seed
 from suite.training import measure
@@ -15,7 +16,6 @@ from suite.training.capture import record
 from suite.training.data import chunks
 from suite.training.numerics import autocast
 from suite.training.run import TrainingRun
-from suite.training.scores import UNITS
 
 Row = dict[str, Any]
 
@@ -50,7 +50,7 @@ def generated_rows(
         yield {"metric": "generation", "unit": "", "value": None, "split": "generated", **why}
         return
     for split, metric, value in run.task.judge(torch.cat(parts), device):
-        yield {"metric": metric, "unit": UNITS.get(metric, ""), "value": value, "split": split}
+        yield {"metric": metric, "unit": unit_of(metric), "value": value, "split": split}
 
 
 def measured_rows(

@@ -9,20 +9,11 @@ import torch
 from torch import Tensor
 
 from suite.contracts import Task
+from suite.metrics import LARGEST, unit_of
 from suite.runs import Outcome
 
-UNITS = {
-    "accuracy": "fraction",
-    "macro_accuracy": "fraction",
-    "loss": "nats",
-    "nats_per_word": "nats",
-    "bits_per_byte": "bits",
-    "bits_per_base": "bits",
-    "bits_per_sample": "bits",
-    "judge_accuracy": "fraction",
-    "exact": "fraction",
-    "mean_absolute_error": "sd",
-}
+MOST_NATS = math.floor(math.log(LARGEST))
+"""A perplexity of a larger loss could not be stored."""
 
 Metrics = dict[str, tuple[float, float]]
 """By metric, the sum over all that was scored and its count; their ratio is the metric."""
@@ -111,14 +102,14 @@ def add_rows(
         sums = _summed((sums, metrics))
         if part:
             for metric, (total, count) in metrics.items():
-                outcome.add(metric, UNITS.get(metric, ""), total / count, split=split, slice=part, step=step)
+                outcome.add(metric, unit_of(metric), total / count, split=split, slice=part, step=step)
     means = {metric: total / count for metric, (total, count) in sums.items()} if not lost else {}
     for metric, mean in means.items():
-        outcome.add(metric, UNITS.get(metric, ""), mean, split=split, step=step)
+        outcome.add(metric, unit_of(metric), mean, split=split, step=step)
     # a perplexity is not a ratio of sums, so `score` cannot give it
     for metric, of in task.exponentials.items():
         if of in means:
-            outcome.add(metric, "", math.exp(min(means[of], 700.0)), split=split, step=step)
+            outcome.add(metric, "", math.exp(min(means[of], MOST_NATS)), split=split, step=step)
     if lost:
         outcome.add("accuracy", "fraction", None, status="oom", error=lost, split=split, step=step)
     return means

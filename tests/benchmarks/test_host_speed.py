@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,9 @@ from suite.rng import numpy_generator
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
-from suite.store import storage
+from suite.store import endings, storage
 from tasks import TASKS
+from tests.stored import made
 
 HOME = Path(__file__).resolve().parents[2]
 
@@ -207,13 +208,24 @@ NUM_FILES, NUM_ROWS = 100, 1000
 """Together 100,000 rows, in one file a run."""
 
 
-def rows() -> list[dict[str, Any]]:
+def rows(seed: int = 0) -> list[dict[str, Any]]:
     """Rows as a training run writes them, with all columns filled."""
     texts = {field.name: field.name for field in storage.SCHEMA if field.type == pa.string()}
     numbers = {field.name: 1 for field in storage.SCHEMA if pa.types.is_integer(field.type)}
     shared = texts | numbers | {"dirty": False, "deterministic": False, "duration_s": 1.5, "samples": None}
-    shared |= {"schema": storage.SCHEMA_VERSION, "config": json.dumps({f"key{i}": i for i in range(60)})}
-    return [{**shared, "step": step, "value": 1 / (1 + step)} for step in range(NUM_ROWS)]
+    shared |= {"schema": storage.SCHEMA_VERSION, "seed": seed, "status": "ok", "operators": "{}"}
+    settings = {"seed": seed, **{f"key{i}": i for i in range(60)}}
+    for name in ("run_id", "config", "metric", "unit"):
+        del shared[name]
+    values = [{"metric": "loss", "step": step, "value": 1 / (1 + step)} for step in range(NUM_ROWS)]
+    return made(values, settings, **shared)
+
+
+def stored(folder: Path, given: Sequence[Mapping[str, Any]]) -> Path:
+    """Writes the rows of a run to its place, and returns their file."""
+    path = storage.result_path(folder, "experiment", "scale", given[0]["run_id"])
+    storage.write(path, given)
+    return path
 
 
 def parquet_writing(folder: Path) -> Case:
@@ -234,24 +246,22 @@ def parquet_writing(folder: Path) -> Case:
 
 def parquet_reading(folder: Path) -> Case:
     """Reading 100,000 rows."""
-    paths = [folder / f"{index}.parquet" for index in range(NUM_FILES)]
-    for path in paths:
-        storage.write(path, rows())
+    paths = [stored(folder, rows(seed)) for seed in range(NUM_FILES)]
     return Case(
         lambda: storage.read(paths),
         lambda: pa.concat_tables(pq.read_table(path) for path in paths).to_pandas(),
-        "pyarrow alone, which checks no schema version",
+        "pyarrow alone, which checks no number and no identity",
     )
 
 
-def endings(folder: Path) -> Case:
+def stored_endings(folder: Path) -> Case:
     """The endings of 200 stored runs, as a grid that is resumed reads them: 10,000 in less than ten seconds."""
-    paths = [folder / f"{index}.parquet" for index in range(200)]
-    given = [*rows()[:40], {**rows()[0], "metric": "run", "status": "ok", "operators": "{}"}]
-    for path in paths:
-        storage.write(path, given)
+    paths = []
+    for seed in range(200):
+        given = rows(seed)[:40]
+        paths.append(stored(folder, [*given, {**given[0], "metric": "run", "unit": "", "value": None}]))
     return Case(
-        lambda: storage.endings(paths),
+        lambda: endings.endings(paths),
         lambda: [pq.read_metadata(path) for path in paths],
         "reading the footers alone",
     )
@@ -378,7 +388,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "grid-plan": grid_plan,
     "parquet-writing": parquet_writing,
     "parquet-reading": parquet_reading,
-    "endings": endings,
+    "endings": stored_endings,
     "start-up": start_up,
     "induction-heads": task("induction-heads"),
     "associative-recall": task("associative-recall"),

@@ -9,13 +9,14 @@ import pytest
 
 from reports.render import Report, build
 from suite.settings.config import ExperimentConfig
-from suite.store import storage
 from tests.reports.made import CLAIMS, EXPECTED, grid
+from tests.stored import frame_of
 
 
 @pytest.fixture
 def make(tmp_path: Path):
-    """Writes runs as parquet, one file each, reads them back, and builds a report."""
+    """Builds a report of the rows of runs, and of those that were given to the calls before."""
+    stored: dict[Any, list[dict[str, Any]]] = {}
 
     def report(
         *runs: list[dict[str, Any]],
@@ -28,12 +29,7 @@ def make(tmp_path: Path):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "expected.csv").write_text(expected)
         (folder / "claims.csv").write_text(claims)
-        for rows in runs:
-            first = rows[0]
-            storage.write(
-                storage.result_path(tmp_path / "results", "demo/table2", first["scale"], first["run_id"]), rows
-            )
-        frame = storage.read(storage.files([tmp_path / "results"], "demo/table2"))
-        return build(config or grid(), folder, frame, scale=scale)
+        stored.update(((rows[0]["scale"], rows[0]["run_id"]), rows) for rows in runs)
+        return build(config or grid(), folder, frame_of(*stored.values()), scale=scale)
 
     return report

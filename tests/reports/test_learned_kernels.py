@@ -13,8 +13,8 @@ from reports.render.draw import draw
 from suite.options import parse
 from suite.settings.config import ExperimentConfig
 from suite.settings.report_spec import FigureSpec
-from suite.store import storage
 from tests.reports.made import PROVENANCE
+from tests.stored import frame_of
 
 GRID = {
     "title": "kernels",
@@ -86,11 +86,7 @@ def run(task: str, seed: int = 0, *, peak: float = 7.0, status: str = "ok", eige
 def make(tmp_path: Path):
     def report(*runs: list[dict[str, Any]], expected: str = "") -> Report:
         (tmp_path / "expected.csv").write_text(EXPECTED.format(expected))
-        for rows in runs:
-            path = storage.result_path(tmp_path / "results", "demo/kernels", "paper", rows[0]["run_id"])
-            storage.write(path, rows)
-        frame = storage.read(storage.files([tmp_path / "results"], "demo/kernels"))
-        return build(parse(ExperimentConfig, GRID, "grid.yaml"), tmp_path, frame)
+        return build(parse(ExperimentConfig, GRID, "grid.yaml"), tmp_path, frame_of(*runs))
 
     return report
 

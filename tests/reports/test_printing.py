@@ -6,13 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
 from reports.render import build, render
 from reports.render.document import amount, fixed
-from suite.store import storage
 from tests.reports.made import (
     GRID,
     cell,
@@ -21,6 +19,7 @@ from tests.reports.made import (
     three,
     used,
 )
+from tests.stored import frame_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -111,8 +110,7 @@ def test_verdicts_that_cannot_flatter_are_byte_identical_to_the_kept_ones(make, 
 def test_output_does_not_depend_on_the_order_of_the_rows(make, tmp_path):
     runs = twenty_rows()
     expected = render(make(*runs), "terminal")
-    frame = pd.concat([storage.read([path]) for path in reversed(storage.files([tmp_path / "results"], "demo/table2"))])
-    again = build(grid(), tmp_path / "reports" / "demo" / "table2", frame.iloc[::-1])
+    again = build(grid(), tmp_path / "reports" / "demo" / "table2", frame_of(*runs).iloc[::-1])
     assert render(again, "terminal") == expected
 
 

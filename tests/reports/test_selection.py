@@ -13,7 +13,6 @@ from reports.render.plan import matches, slice_part
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import same
 from suite.settings.report_spec import Select
-from suite.store import storage
 from tests.reports.made import (
     CLAIMS,
     EXPECTED,
@@ -26,6 +25,7 @@ from tests.reports.made import (
     swept,
     three,
 )
+from tests.stored import frame_of
 
 
 def test_a_run_cut_off_before_its_last_row_counts_as_failed(make):
@@ -78,8 +78,8 @@ def test_the_newest_setting_is_that_of_the_newest_run(make):
 
 def test_runs_that_the_grid_has_go_before_newer_ones_with_another_setting(make, tmp_path):
     later = {"started_at": "2027-01-01T00:00:00+00:00"}
-    make(*three(), *three(values=(0.2, 0.2, 0.2), columns=later, train={"clip": 1.0}))
-    frame = storage.read(storage.files([tmp_path / "results"], "demo/table2"))
+    frame = frame_of(*three(), *three(values=(0.2, 0.2, 0.2), columns=later, train={"clip": 1.0}))
+    make()
     ours = json.loads(frame[frame["started_at"] < "2027"]["config"].iloc[0])
     asked = []
 

@@ -14,6 +14,7 @@ from run_suite import REPOSITORY
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import points
 from suite.store import storage
+from tests.stored import frame_of
 
 LENGTHS = (512, 1024, 2048)
 GRID = {
@@ -94,17 +95,13 @@ def series(
 
 @pytest.fixture
 def make(tmp_path):
-    """Writes series as parquet, one file each, reads them back, and builds a report."""
+    """Builds a report of the rows of series."""
 
     def report(*runs, claims="", grid=GRID, **options):
         folder = tmp_path / "reports" / "demo" / "scan"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "claims.csv").write_text("claim,left,comparison,right,source\n" + claims)
-        for rows in runs:
-            path = storage.result_path(tmp_path / "results", "demo/scan", rows[0]["scale"], rows[0]["run_id"])
-            storage.write(path, rows)
-        frame = storage.read(storage.files([tmp_path / "results"], "demo/scan"))
-        return build(ExperimentConfig(**grid), folder, frame, **options)
+        return build(ExperimentConfig(**grid), folder, frame_of(*runs), **options)
 
     return report
 

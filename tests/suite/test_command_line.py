@@ -17,7 +17,9 @@ import pytest
 
 from run_suite import REPOSITORY
 from suite.commands import main
-from suite.store import claims, storage, target
+from suite.identity import identity
+from suite.store import claims, endings, storage, target
+from tests.stored import store
 
 HOME = Path(__file__).resolve().parents[2]
 FEW_ROWS = ("--set", "task.num_train=2000", "--set", "task.num_test=100")
@@ -222,7 +224,7 @@ def test_a_grid_goes_on_without_its_output(command_line, tmp_path, monkeypatch, 
     assert done.returncode == 0, done.stderr
     assert done.stderr == f"standard output cannot be written ({reason}); the runs go on without it\n"
     (rows,) = tmp_path.rglob("*.parquet")
-    assert storage.ending(rows).status == "ok"
+    assert endings.ending(rows).status == "ok"
 
 
 def test_the_line_of_a_run_is_whole_in_a_pipe(command_line, tmp_path, monkeypatch):
@@ -335,9 +337,8 @@ def test_a_damaged_grid_does_not_hide_the_others(command_line, tmp_path):
 
 
 def test_rows_with_null_columns_are_shown_and_reported(command_line, tmp_path):
-    path = storage.result_path(tmp_path, "quickstart", "paper", "ab")
-    storage.write(path, [{"run_id": "ab"}, {"run_id": "ab", "metric": "loss", "value": 0.5}])
-    assert "loss" in command_line("show", "ab", "--results", tmp_path).stdout
+    path = store(tmp_path, [{"metric": "loss", "value": 0.5}], experiment="quickstart")
+    assert "loss" in command_line("show", path.stem, "--results", tmp_path).stdout
     assert command_line("report", "quickstart", "--results", tmp_path).returncode == 0
 
 
@@ -545,15 +546,20 @@ STEERING = "\x1b[2J\x1b]0;owned\x07\u202e"
 def test_rows_of_others_do_not_steer_the_terminal(command_line, tmp_path, stored, command):
     (path,) = tmp_path.rglob("*.parquet")
     (root,) = [parent for parent in path.parents if parent.name == "quickstart"]
-    theirs = tmp_path / "theirs" / path.relative_to(root.parent)
     rows = storage.load(path).to_pylist()
+    rows.append({**rows[-1], "metric": f"mine{STEERING}", "unit": STEERING, "value": 0.5})
+    settings = json.loads(rows[0]["config"])
+    if command != "status":
+        # a run of other settings is none of the grid
+        settings["note"] = STEERING
     for row in rows:
-        for name in ("error", "stand_in", "device", "torch", "commit", "python", "unit", "precision", "cuda"):
+        for name in ("error", "stand_in", "device", "torch", "commit", "python", "precision", "cuda"):
             row[name] = (row[name] or "") + STEERING
-        row["config"] = json.dumps({**json.loads(row["config"]), "note": STEERING})
+        row |= {"config": json.dumps(settings), "run_id": identity(settings)}
+    theirs = tmp_path / "theirs" / path.relative_to(root.parent).with_stem(identity(settings))
     storage.write(theirs, rows)
     arguments = {
-        "show": ("show", path.stem, "--results", tmp_path / "theirs"),
+        "show": ("show", theirs.stem, "--results", tmp_path / "theirs"),
         "report": ("report", "quickstart", "--results", tmp_path / "theirs"),
         "compare": ("compare", tmp_path / "theirs", root.parent, "--all"),
         "status": ("status", "quickstart", "--results", tmp_path / "theirs"),

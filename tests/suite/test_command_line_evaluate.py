@@ -11,7 +11,7 @@ from suite.runner import execute
 from suite.settings.config import ExperimentConfig
 from suite.settings.grid import expand
 from suite.settings.resolver import Resolver
-from suite.store import storage
+from suite.store import endings, storage
 from suite.training.weights import load_model
 from tasks import TASKS
 
@@ -129,7 +129,7 @@ def test_tasks_with_local_data_are_asked_and_stored(kept, tasks, command_line, m
     rows = {(row["task"], row["metric"]): row["value"] for row in storage.load(path).to_pylist()}
     assert rows["next-letters", "acc"] == pytest.approx(2 / 3)
     assert rows[next(key for key in rows if key[0] == "word-end" and key[1].startswith("exact_match"))] == 1.0
-    assert storage.ending(path).status == "ok"
+    assert endings.ending(path).status == "ok"
 
 
 @pytest.mark.slow

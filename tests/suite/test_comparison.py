@@ -1,6 +1,5 @@
 """`compare`: what counts as a difference between two sets of rows, and what is never compared."""
 
-import json
 import math
 import statistics
 import subprocess
@@ -13,6 +12,7 @@ from run_suite import REPOSITORY
 from suite.store import storage
 from suite.store.comparison import collect, compare, permutation_p
 from suite.store.noise import error_of_median
+from tests.stored import store
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
 
@@ -20,13 +20,11 @@ LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]
 def write(root, values, *, version=1, metric="accuracy", unit="fraction", lr=0.1, **columns):
     """Stores one run a seed with one measurement each."""
     for seed, value in enumerate(values):
-        config = {"task": {"name": "mqar", "version": version, "data": str(root)}, "model": {"version": version}}
-        config |= {"train": {"lr": lr}, "seed": seed, "plugins": {"model": f"mine sha256 {version}"}}
-        run_id = f"{seed}{version}{metric}{lr}".replace(".", "")
-        row = {"run_id": run_id, "experiment": "toy/x", "scale": "paper", "task": "mqar", "model": "gla", "seed": seed}
-        row |= {"metric": metric, "unit": unit, "value": value, "status": "ok", "split": "test", "slice": ""}
-        row |= {"config": json.dumps(config), "device": "NVIDIA H200", "task_version": version, **columns}
-        storage.write(storage.result_path(root, "toy/x", "paper", run_id), [row])
+        config = {"task": {"name": "mqar", "version": version, "data": str(root)}, "train": {"lr": lr}, "seed": seed}
+        # a metric is that of a run of its own, whose settings differ in what `compare` leaves out
+        config |= {"model": {"name": "gla", "version": version}, "plugins": {"model": f"mine {version} {metric}"}}
+        row = {"metric": metric, "unit": unit, "value": value, "split": "test", "slice": "", **columns}
+        store(root, [row], config, experiment="toy/x", device="NVIDIA H200")
 
 
 @pytest.fixture
@@ -174,7 +172,7 @@ def test_slices_and_ratios_are_compared_only_where_all_metrics_are_asked_for(sid
     write(root, LOW)
     write(root, LOW, metric="loss", unit="nats", slice="length=6")
     write(root, LOW, metric="entropy", unit="ratio")
-    write(root, [None], metric="run", status="n/a")
+    write(root, [None], metric="run", unit="", status="n/a")
     paths = sorted(root.rglob("*.parquet"))
     found = collect(paths, every_metric=False)
     assert {one.metric for one in found.values} == {"accuracy"}
@@ -236,11 +234,9 @@ def test_a_side_without_rows_is_reported_before_the_other_is_read(command_line, 
 def test_every_file_is_read_once_also_with_filters(sides, monkeypatch):
     write(sides[0], LOW)
     write(sides[0], HIGH, metric="loss", unit="nats", split="valid")
-    write(sides[0], [None], metric="run", status="failed")
-    paths, read, load = sorted(sides[0].rglob("*.parquet")), [], storage.load
-    monkeypatch.setattr(
-        storage, "load", lambda path, *rest, **options: read.append(path) or load(path, *rest, **options)
-    )
+    write(sides[0], [None], metric="run", unit="", status="failed")
+    paths, read, pieces = sorted(sides[0].rglob("*.parquet")), [], storage.pieces
+    monkeypatch.setattr(storage, "pieces", lambda path, *rest: read.append(path) or pieces(path, *rest))
     found = collect(paths, every_metric=False)
     assert sorted(read) == paths
     assert ([one.metric for one in found.values], found.failed) == (["accuracy"], 1)

@@ -4,9 +4,9 @@ import torch
 
 from suite.executors.local import run_all
 from suite.settings.report_spec import Select
-from suite.store import storage
 from suite.store.enough import Enough
 from suite.store.status import standings, summary
+from tests.stored import store
 from tests.suite.test_workers import Recording
 from tests.suite.toy import make_run
 
@@ -31,14 +31,13 @@ def runs_of(seeds=(0,)):
 
 def keep(run, root, value, metric="accuracy", status="ok"):
     """The rows of a run with one number of the validation split, after another one that was lower."""
-    config = {"run_id": run.run_id, "experiment": run.experiment, "scale": run.scale}
     rows = [
-        {**config, "metric": metric, "split": "valid", "slice": "", "step": 1, "value": 0.0},
-        {**config, "metric": metric, "split": "valid", "slice": "", "step": 2, "value": value},
-        {**config, "metric": metric, "split": "valid", "slice": "length=6", "step": 3, "value": 0.0},
-        {**config, "metric": "run", "status": status},
+        {"metric": metric, "split": "valid", "slice": "", "step": 1, "value": 0.0},
+        {"metric": metric, "split": "valid", "slice": "", "step": 2, "value": value},
+        {"metric": metric, "split": "valid", "slice": "length=6", "step": 3, "value": 0.0},
+        {"metric": "run", "status": status},
     ]
-    storage.write(storage.result_path(root, run.experiment, run.scale, run.run_id), rows)
+    store(root, rows, run.resolved, experiment=run.experiment, scale=run.scale)
 
 
 def enough_of(runs, root, chosen):

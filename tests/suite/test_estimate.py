@@ -1,29 +1,19 @@
 """The time that runs will take is that of stored runs like them."""
 
-import json
 import zlib
 
 import pyarrow.parquet as pq
 import pytest
 
-from suite.store import storage
+from suite.store import documents, endings, storage
 from suite.store.estimate import estimate
+from tests.stored import store as store_rows
 from tests.suite.toy import make_run
 
 
 def store(root, run, seconds, device="GPU", **columns):
-    path = storage.result_path(root, run.experiment, run.scale, run.run_id)
-    row = {
-        "run_id": run.run_id,
-        "metric": "run",
-        "status": "ok",
-        "scale": run.scale,
-        "device": device,
-        "duration_s": seconds,
-        "config": json.dumps(run.resolved),
-    }
-    storage.write(path, [row | columns])
-    return path
+    row = {"metric": "run", "device": device, "duration_s": seconds, **columns}
+    return store_rows(root, [row], run.resolved, experiment=run.experiment, scale=run.scale)
 
 
 def test_a_run_takes_as_long_as_its_other_seeds_or_else_as_its_model_on_its_task(tmp_path):
@@ -58,7 +48,7 @@ def test_a_shared_device_counts_by_its_share_and_failures_do_not(tmp_path):
 @pytest.mark.parametrize("footer", [None, b'{"status": "ok", "operators": null, "error": ""}'])
 def test_rows_whose_footer_does_not_say_what_they_are_like_count_too(tmp_path, footer):
     path = store(tmp_path, make_run(seed=1), 3600.0)
-    metadata = footer and {storage.ENDING: f"{zlib.crc32(footer):08x} ".encode() + footer}
+    metadata = footer and {documents.ENDING: f"{zlib.crc32(footer):08x} ".encode() + footer}
     pq.write_table(storage.load(path).replace_schema_metadata(metadata), path)
     assert estimate([make_run(seed=0)], [path]) == ["about 1 hours of GPU for 1 run to do"]
-    assert storage.ending(path).status == "ok"
+    assert endings.ending(path).status == "ok"

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from suite.store import storage
+from tests.stored import store
 
 VALUES = [0.1, 1 / 3, 1e-300, 12345678901234567.0]
 
@@ -15,19 +15,14 @@ VALUES = [0.1, 1 / 3, 1e-300, 12345678901234567.0]
 @pytest.fixture
 def stored(tmp_path):
     """Rows of two runs with different settings, and of one of another experiment."""
-    for experiment, run_id, settings in (
-        ("quickstart", "a1", {"model": {"name": "gla", "d_model": 8}, "train": {"betas": [0.9, 0.95], "clip": None}}),
-        ("quickstart", "b2", {"model": {"name": "mamba", "d_state": 16}, "seed": 1}),
-        ("h3/table2", "c3", {"model": {"name": "h3"}}),
+    for experiment, settings in (
+        ("quickstart", {"model": {"name": "gla", "d_model": 8}, "train": {"betas": [0.9, 0.95], "clip": None}}),
+        ("quickstart", {"model": {"name": "mamba", "d_state": 16}}),
+        ("h3/table2", {"model": {"name": "h3"}}),
     ):
-        rows = [
-            {"run_id": run_id, "metric": "loss", "step": step, "value": value, "dirty": True, "seed": 2**62 + 1}
-            for step, value in enumerate(VALUES)
-        ]
-        rows.append({"run_id": run_id, "metric": "time", "samples": VALUES[:2], "error": 'a, "b"\nc'})
-        config = json.dumps(settings)
-        path = storage.result_path(tmp_path, experiment, "paper", run_id)
-        storage.write(path, [{**row, "config": config} for row in rows])
+        rows = [{"metric": "loss", "step": step, "value": value, "dirty": True} for step, value in enumerate(VALUES)]
+        rows.append({"metric": "time", "samples": VALUES[:2], "error": 'a, "b"\nc'})
+        store(tmp_path, rows, {**settings, "seed": 2**62 + 1}, experiment=experiment)
     return tmp_path
 
 
@@ -35,7 +30,9 @@ def test_csv_has_every_row_and_all_digits(command_line, stored):
     done = command_line("export", "quickstart", "h3/table2", "--results", stored)
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert [row["run_id"] for row in rows] == ["a1"] * 5 + ["b2"] * 5 + ["c3"] * 5
+    assert [len(row["run_id"]) for row in rows] == [16] * 15
+    # files are read in the order of their names
+    rows.sort(key=lambda row: ["gla", "mamba", "h3"].index(row["model.name"]))
     assert [float(row["value"]) for row in rows[:4]] == VALUES
     assert int(rows[0]["seed"]) == 2**62 + 1
     assert (rows[0]["dirty"], rows[0]["train.clip"], rows[5]["model.d_model"]) == ("true", "", "")
@@ -54,21 +51,20 @@ def test_json_is_one_array_with_a_row_a_line(command_line, stored, tmp_path):
     rows = json.loads(out.read_text())
     assert len(out.read_text().splitlines()) == 15 + 2
     assert rows[0]["samples"] is None
-    assert {row["run_id"]: row["model.name"] for row in rows} == {"a1": "gla", "b2": "mamba", "c3": "h3"}
-    assert "model.d_state" not in rows[0]
+    assert {row["model.name"]: "model.d_state" in row for row in rows} == {"gla": False, "mamba": True, "h3": False}
 
 
 def test_numbers_that_json_does_not_have_are_null(command_line, tmp_path):
-    path = storage.result_path(tmp_path, "quickstart", "paper", "a1")
-    storage.write(path, [{"metric": "loss", "value": float("inf"), "samples": [float("nan"), 1.0]}])
-    (row,) = json.loads(command_line("export", "quickstart", "--format", "json", "--results", tmp_path).stdout)
-    assert (row["value"], row["samples"]) == (None, [None, 1.0])
+    rows = [{"metric": "loss", "value": float("inf"), "samples": [float("nan"), 1.0]}]
+    store(tmp_path, [*rows, {"metric": "run", "status": "diverged"}], experiment="quickstart")
+    row, _ = json.loads(command_line("export", "quickstart", "--format", "json", "--results", tmp_path).stdout)
+    assert (row["value"], row["samples"]) == (None, None)
 
 
 def test_filters_keep_rows_by_columns_and_settings(command_line, stored):
     only = ("--only", "metric=time", "--only", "model.name=gla,h*")
     done = command_line("export", stored, *only)
-    assert [row["run_id"] for row in csv.DictReader(io.StringIO(done.stdout))] == ["c3", "a1"]
+    assert [row["model.name"] for row in csv.DictReader(io.StringIO(done.stdout))] == ["h3", "gla"]
 
 
 @pytest.mark.parametrize(
@@ -113,8 +109,8 @@ def test_a_device_without_room_is_an_error_and_stays(command_line, stored, tmp_p
 
 @pytest.mark.parametrize("text", ['=HYPERLINK("http://x","y")', "+1", "-1+1", "@SUM(A1)", "\tx"])
 def test_a_text_is_no_formula_of_a_spreadsheet(command_line, tmp_path, text):
-    row = {"run_id": "a1", "metric": "run", "status": "failed", "error": text, "value": -1.5}
-    storage.write(storage.result_path(tmp_path, "quickstart", "paper", "a1"), [row])
+    row = {"metric": "loss", "status": "failed", "error": text, "value": -1.5}
+    store(tmp_path, [row], experiment="quickstart")
     done = command_line("export", "quickstart", "--results", tmp_path)
     (found,) = csv.DictReader(io.StringIO(done.stdout))
     assert (found["error"], found["value"]) == (f"'{text}", "-1.5")

@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from models import MODELS
-from reports import render
 from run_suite import HOME
 from suite.bench.config import BenchConfig, SpeedConfig
 from suite.contracts import TaskSpec
@@ -318,33 +317,6 @@ def test_a_damaged_results_file_is_refused_or_read(tmp_path, examples):
             assert found[0].equals(whole)
 
     fuzz(examples, check, damaged(path.read_bytes()))
-
-
-@cases(10, 100)
-def test_rows_with_strange_values_are_reported(tmp_path, examples):
-    config, folder = load_experiment(HOME / "reports/quickstart/grid.yaml"), HOME / "reports/quickstart"
-    by_type = {
-        "string": st.one_of(
-            st.none(), st.text(max_size=5), st.sampled_from(["paper", "run", "accuracy", "test", "ok"])
-        ),
-        "int32": st.one_of(st.none(), st.integers(0, 2**31 - 1)),
-        "int64": st.one_of(st.none(), st.integers(0, 2**53)),
-        "double": st.one_of(st.none(), st.floats()),
-        "bool": st.one_of(st.none(), st.booleans()),
-    }
-    columns = {
-        field.name: by_type.get(str(field.type), st.none()) for field in storage.SCHEMA if field.name != "schema"
-    }
-    columns["config"] = st.one_of(st.none(), st.just("{}"), st.just(json.dumps({"task": {"name": "mqar"}})))
-    columns["operators"] = st.sampled_from([None, "{}"])
-
-    def check(rows):
-        path = tmp_path / "rows.parquet"
-        storage.write(path, rows)
-        report = render.build(config, folder, storage.read([path]))
-        assert render.render(report, "md")
-
-    fuzz(examples, check, st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=4))
 
 
 @cases(15, 100)

@@ -15,7 +15,7 @@ import torch
 from suite.executors.contract import Settings, choose
 from suite.executors.local import run_all
 from suite.executors.processes import children
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.claims import find_claims
 from tests.suite.test_workers import Recording, servers, values
 from tests.suite.toy import make_run
@@ -40,7 +40,7 @@ def work(root, address):
 
 
 def ending(root, run):
-    return storage.ending(storage.result_path(Path(root), run.experiment, run.scale, run.run_id))
+    return endings.ending(storage.result_path(Path(root), run.experiment, run.scale, run.run_id))
 
 
 class Parent:

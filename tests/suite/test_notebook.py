@@ -9,6 +9,7 @@ import pytest
 
 from run_suite import load, results, run
 from suite.store import storage
+from tests.stored import store
 
 HOME = Path(__file__).resolve().parents[2]
 FEW = {"train.steps": 2, "train.eval_every": 2, "train.batch_size": 4, "task.num_train": 8, "task.num_test": 8}
@@ -30,15 +31,12 @@ def test_run_gives_the_rows_that_are_stored_and_repeats_nothing(tmp_path):
 
 
 def test_results_are_filtered_by_columns_and_settings(tmp_path):
-    for run_id, name, lr in (("a1", "gla", 0.5), ("b2", "gsa", 0.25)):
-        config = json.dumps({"model": {"name": name}, "train": {"lr": lr}, "seed": 0})
-        rows = [
-            {"run_id": run_id, "metric": metric, "value": 1 / 3, "config": config} for metric in ("loss", "accuracy")
-        ]
-        storage.write(storage.result_path(tmp_path, "quickstart", "paper", run_id), rows)
+    for name, lr in (("gla", 0.5), ("gsa", 0.25)):
+        rows = [{"metric": metric, "value": 1 / 3} for metric in ("loss", "accuracy")]
+        store(tmp_path, rows, {"model": {"name": name}, "train": {"lr": lr}, "seed": 0}, experiment="quickstart")
     found = results("quickstart", results=tmp_path, only={"metric": "accuracy", "model.name": "gl*"})
-    assert found[["run_id", "metric", "train.lr", "value"]].to_dict("records") == [
-        {"run_id": "a1", "metric": "accuracy", "train.lr": 0.5, "value": 1 / 3}
+    assert found[["model", "metric", "train.lr", "value"]].to_dict("records") == [
+        {"model": "gla", "metric": "accuracy", "train.lr": 0.5, "value": 1 / 3}
     ]
     assert len(results(tmp_path / "quickstart", only={"train.lr": [0.5, 0.25]})) == 4
     for only, words in (
@@ -116,9 +114,9 @@ def test_an_argument_of_another_type_is_named(call, words):
 
 
 def test_load_of_a_run_without_weights_says_what_to_do(tmp_path):
-    storage.write(storage.result_path(tmp_path, "quickstart", "paper", "abcd"), [{"run_id": "abcd"}])
+    path = store(tmp_path, [{"metric": "run"}], experiment="quickstart")
     with pytest.raises(ValueError, match="kept no weights"):
-        load("abc", results=tmp_path)
+        load(path.stem[:4], results=tmp_path)
 
 
 def test_the_examples_of_the_page_run(tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """Runs that are published stand in parts that nobody edits; every reader takes these as it takes files of one run."""
 
+import functools
 import hashlib
-import json
+import itertools
 import signal
 import subprocess
 import sys
@@ -12,35 +13,44 @@ import pytest
 
 from reports.render import load_runs, rows_of
 from run_suite import HOME
+from suite.identity import identity as hash_of
 from suite.runner import plan
-from suite.store import parts, storage
+from suite.store import endings, parts, storage
 from suite.store.comparison import collect
 from suite.store.rows import Selection
-from tests.suite.test_storage import ROW
+from tests.stored import made
 from tests.suite.toy import make_run
 
 PLACE = ("toy", "test")
-COLUMNS = {"experiment": PLACE[0], "scale": PLACE[1], "task": "t", "model": "m", "device": "CPU", "threads": 1}
+COLUMNS = {"experiment": PLACE[0], "scale": PLACE[1], "device": "CPU", "threads": 1}
+
+
+@functools.cache
+def settings_like(number, seed=None):
+    """Settings whose hash begins with the number, so that the runs have an order."""
+    models = ({"name": "m", "size": number % 2, "tries": tries} for tries in itertools.count())
+    found = ({"task": {"name": "t"}, "model": model, "seed": number if seed is None else seed} for model in models)
+    return next(settings for settings in found if hash_of(settings).startswith(f"{number:x}"))
 
 
 def identity(number):
-    return f"{number:016x}"
+    return hash_of(settings_like(number))
 
 
-def rows_like(number, **changes):
+def rows_like(number, settings=None, **changes):
     """The rows of one run: two losses, an accuracy, and how it ended."""
-    config = {"task": {"name": "t"}, "model": {"name": "m", "size": number % 2}, "seed": number}
-    row = {**ROW, **COLUMNS, "run_id": identity(number), "seed": number, "config": json.dumps(config), "split": "test"}
-    row |= {"started_at": f"2026-01-0{1 + number % 9}", "slice": "", "error": "", **changes}
-    losses = [{**row, "metric": "loss", "step": step, "value": 1 / (step + 1), "unit": "nats"} for step in (0, 10)]
-    accuracy = {**row, "metric": "accuracy", "step": 10, "value": number / 10, "unit": "fraction"}
+    row = {"split": "test", "started_at": f"2026-01-0{1 + number % 9}", "slice": "", "error": ""}
+    losses = [{**row, "metric": "loss", "step": step, "value": 1 / (step + 1)} for step in (0, 10)]
+    accuracy = {**row, "metric": "accuracy", "step": 10, "value": number / 10}
     curve = {**row, "metric": "kernel", "samples": [0.5, 0.25], "value": None, "split": None}
-    return [*losses, accuracy, curve, {**row, "metric": "run", "duration_s": 2.0, "split": ""}]
+    rows = [*losses, accuracy, curve, {**row, "metric": "run", "duration_s": 2.0, "split": ""}]
+    return made([{**row, **changes} for row in rows], settings or settings_like(number), **COLUMNS)
 
 
 def store(root, *numbers, **changes):
     for number in numbers:
-        storage.write(storage.result_path(root, *PLACE, identity(number)), rows_like(number, **changes))
+        rows = rows_like(number, **changes)
+        storage.write(storage.result_path(root, *PLACE, rows[0]["run_id"]), rows)
     return root
 
 
@@ -82,7 +92,8 @@ def mixed(tmp_path):
 
 def test_rows_stand_in_a_part_as_they_were_written(local, reference):
     assert everything(reference) == everything(local)
-    published(store(local, 5, duration_s=float("nan"), device=None, seed=-(2**62)), reference)
+    least = settings_like(5, -(2**62))
+    published(store(local, 5, settings=least, duration_s=float("nan"), device=None), reference)
     assert everything(reference) == everything(local)
     assert parts.unpublished(local, reference) == ([], 5)
 
@@ -101,7 +112,7 @@ def test_what_is_published_again_adds_the_new_runs_alone_and_edits_nothing(local
     assert parts.unpublished(local, reference) == ([], 4)
     store(local, 5)
     (path,) = published(local, reference)
-    assert storage.endings_in(path).keys() == {identity(5)}
+    assert endings.endings_in(path).keys() == {identity(5)}
     assert before.items() <= contents(reference).items()
     assert everything(reference).count("'accuracy'") == 5
 
@@ -112,8 +123,8 @@ def test_every_reader_takes_parts_and_a_mixture(local, where, request):
     files, paths = storage.files([local], "toy"), storage.files([root], "toy")
     assert [path.name.startswith("part-") for path in files] == [False] * 4
     runs = [(*PLACE, identity(number)) for number in (1, 2, 3, 4, 5)]
-    assert storage.endings_of(root, runs) == storage.endings_of(local, runs)
-    assert storage.endings_of(root, runs)[-1] is None
+    assert endings.endings_of(root, runs) == endings.endings_of(local, runs)
+    assert endings.endings_of(root, runs)[-1] is None
     for compared in (collect, lambda paths, **options: collect(paths, ["model.size=1"], **options)):
         assert compared(paths, every_metric=True) == compared(files, every_metric=True)
     for only in ((), ("metric=loss", "model.size=1")):
@@ -127,8 +138,8 @@ def test_every_reader_takes_parts_and_a_mixture(local, where, request):
     ]
     assert shown[0] == shown[1]
     assert len(shown[0]) == 4
-    assert storage.find([root], identity(3)[:15]) == storage.find([root], "000000000000000")
-    assert [run_id for run_id, _ in storage.find([root], identity(3))] == [identity(3)]
+    assert len(endings.find([root], "")) == 4
+    assert [run_id for run_id, _ in endings.find([root], identity(3))] == [identity(3)]
     wanted = Selection(paths, runs=[identity(2), identity(4)]).frame()
     assert set(wanted["run_id"]) == {identity(2), identity(4)}
 
@@ -157,8 +168,8 @@ def test_of_a_run_stored_twice_its_own_file_counts_and_then_the_first_part(local
     store(root, 1, status="oom")
     runs = [(*PLACE, identity(number)) for number in (1, 2, 3, 5)]
     expected = ["oom", "ok", "ok" if one.name < other.name else "diverged", "diverged"]
-    assert [ended.status for ended in storage.endings_of(root, runs)] == expected
-    every = [ended.status for ended in storage.every_ending(storage.files([root], "toy"))]
+    assert [ended.status for ended in endings.endings_of(root, runs)] == expected
+    every = [ended.status for ended in endings.every_ending(storage.files([root], "toy"))]
     assert (len(every), every.count("oom")) == (5, 1)
     found = storage.read(storage.files([root], "toy"), ["run_id", "metric", "status"])
     found = found[found["metric"] == "run"].set_index("run_id")["status"]
@@ -199,7 +210,7 @@ def test_damaged_and_unfinished_files_are_refused_by_name_and_nothing_is_written
 
 def test_a_run_that_is_there_with_other_rows_is_refused_with_both_names(command_line, local, reference):
     before = contents(reference)
-    store(local, 2, value=0.125)
+    store(local, 2, torch="another")
     store(local, 6)
     done = command_line("publish", local, "--results", reference)
     (part,) = storage.files([reference], "toy")
@@ -265,10 +276,7 @@ def test_a_publish_that_is_killed_leaves_whole_parts_and_is_completed_by_the_nex
 def test_a_grid_goes_on_from_the_runs_of_parts(tmp_path):
     runs = [make_run(seed=seed) for seed in range(3)]
     for run in runs[:2]:
-        rows = [
-            {**row, "run_id": run.run_id, "experiment": run.experiment, "scale": run.scale}
-            for row in rows_like(run.seed)
-        ]
+        rows = rows_like(run.seed, run.resolved, experiment=run.experiment, scale=run.scale)
         storage.write(storage.result_path(tmp_path / "local", run.experiment, run.scale, run.run_id), rows)
     found, _ = parts.unpublished(tmp_path / "local", tmp_path / "reference")
     parts.write(*found)
@@ -281,8 +289,8 @@ def test_an_edited_part_is_refused_by_name_and_left_out_where_others_are_shown(r
     content = path.read_bytes()
     for edited in (content[:-20], content.replace(b"arrow", b"Arrow"), b""):
         path.write_bytes(edited)
-        storage.endings_in.cache_clear()
-        for reader in (lambda: storage.read([path]), lambda: storage.endings_in(path), lambda: storage.load(path)):
+        endings.endings_in.cache_clear()
+        for reader in (lambda: storage.read([path]), lambda: endings.endings_in(path), lambda: storage.load(path)):
             with pytest.raises(storage.SchemaError, match=rf"{path.name}: .*\(its name is not that of its content\)"):
                 reader()
     said: list[str] = []

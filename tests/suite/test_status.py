@@ -8,7 +8,7 @@ import torch
 from suite.executors.contract import PACKAGES, choose
 from suite.options import options_in
 from suite.runner import execute
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.claims import Claims, claim_path
 from suite.store.status import standings, summary
 from tests.suite.toy import make_run
@@ -109,3 +109,24 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(command
     assert re.fullmatch(
         rf"error: --executor {executor} needs .* pip install -e '\.\[{executor}\]'\.", done.stderr.strip()
     )
+
+
+def test_a_damaged_file_is_listed_by_status_stops_run_and_is_replaced_by_force(command_line, tmp_path):
+    asked = (*ONE, *(word for setting in FEW for word in ("--set", setting)), "--results", tmp_path)
+    run = ("run", *asked, "--only", "seed=0", "--device", "cpu")
+    assert command_line(*run).returncode == 0
+    (path,) = tmp_path.rglob("*.parquet")
+    other = path.with_stem("0" * 16)
+    path.rename(other)
+    path.write_bytes(other.read_bytes()[:-9])
+    done = command_line("status", *asked)
+    assert done.returncode == 0
+    assert re.search(rf"^damaged .*{path}: damaged or not a parquet file", done.stdout, re.MULTILINE)
+    assert "2 runs, 1 damaged, 1 to do" in done.stdout
+    # a file that is no run of the grid is none of its business, but of the estimate's
+    assert done.stderr == f"skipped: {other}: its rows are those of the run {path.stem}; move the file away\n"
+    done = command_line(*run)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {path}: damaged or not a parquet file")
+    assert command_line(*run, "--force").returncode == 0
+    assert endings.ending(path).status == "ok"

@@ -11,21 +11,31 @@ import pyarrow.parquet as pq
 import pytest
 
 from run_suite import HOME
-from suite.store import storage
+from suite.identity import identity, likeness
+from suite.store import documents, endings, storage
 from suite.store.target import private_folder, replacing
+from tests.stored import made
 
-ROW = {"run_id": "ab", "experiment": "e", "scale": "paper", "metric": "run", "status": "ok", "seed": 3}
+ID = identity({"seed": 3})
+(ROW,) = made([{"metric": "run"}], {"seed": 3}, experiment="e")
+LIKE = likeness("paper", {"seed": 3})
+LOSS = {**ROW, "metric": "loss", "unit": "nats"}
+
+
+def place(root, experiment="e"):
+    """The file of the run of ROW."""
+    return storage.result_path(root, experiment, "paper", ID)
 
 
 def test_rows_come_back_as_written(tmp_path):
-    path = storage.result_path(tmp_path, "e/x", "paper", "ab")
-    storage.write(path, [ROW, {**ROW, "metric": "loss", "value": 0.5, "samples": [1.0, 2.0]}])
+    path = place(tmp_path, "e/x")
+    storage.write(path, [{**row, "experiment": "e/x"} for row in (ROW, {**LOSS, "value": 0.5, "samples": [1.0, 2.0]})])
     frame = storage.read(storage.files([tmp_path], "e/x"))
     assert frame["metric"].tolist() == ["run", "loss"]
     assert frame["value"][1] == 0.5
     assert list(frame["samples"][1]) == [1.0, 2.0]
-    assert storage.ending(path) == storage.Ending("ok", {})
-    assert [file.name for file in path.parent.iterdir()] == ["ab.parquet"]
+    assert endings.ending(path) == endings.Ending("ok", {}, like=LIKE)
+    assert [file.name for file in path.parent.iterdir()] == [f"{ID}.parquet"]
 
 
 def test_an_unknown_column_is_our_own_fault(tmp_path):
@@ -46,7 +56,7 @@ def test_another_schema_version_is_refused_by_name(tmp_path, version):
 
 
 def test_rows_of_the_first_schema_are_read_with_null_in_the_columns_they_lack(tmp_path):
-    path = storage.result_path(tmp_path, "e", "paper", "ab")
+    path = place(tmp_path)
     storage.write(path, [ROW])
     table = pq.read_table(path).drop_columns(["threads", "operators"])
     pq.write_table(table.set_column(0, "schema", pa.array([1], pa.int32())), path)
@@ -54,7 +64,7 @@ def test_rows_of_the_first_schema_are_read_with_null_in_the_columns_they_lack(tm
     assert list(frame.columns) == storage.SCHEMA.names
     assert frame["seed"].tolist() == [3]
     assert frame[["threads", "operators"]].isna().all(axis=None)
-    assert storage.ending(path) == storage.Ending("ok", {})
+    assert endings.ending(path) == endings.Ending("ok", {}, like=LIKE)
     # the same file that calls itself of the second schema lacks two columns
     pq.write_table(table.set_column(0, "schema", pa.array([2], pa.int32())), path)
     with pytest.raises(storage.SchemaError, match="results schema 2"):
@@ -68,22 +78,22 @@ def used(**operators):
 
 
 def test_equal_operators_are_no_mix():
-    assert storage.operator_mix([]) is None
-    assert storage.operator_mix([ROW, {**ROW, "operators": None}, {**ROW, "operators": float("nan")}]) is None
-    assert storage.operator_mix([used(scan=(1, "torch")), used(scan=(1, "torch"), conv=(3, "triton"))]) is None
+    assert documents.operator_mix([]) is None
+    assert documents.operator_mix([ROW, {**ROW, "operators": None}, {**ROW, "operators": float("nan")}]) is None
+    assert documents.operator_mix([used(scan=(1, "torch")), used(scan=(1, "torch"), conv=(3, "triton"))]) is None
 
 
 def test_a_mix_names_the_operators_that_differ_and_how():
     rows = [used(scan=(2, "triton"), conv=(1, "torch")), used(scan=(1, "torch"), conv=(1, "torch"))]
-    assert storage.operator_mix(rows) == "scan: version 1 (torch), version 2 (triton)"
+    assert documents.operator_mix(rows) == "scan: version 1 (torch), version 2 (triton)"
     rows.append(used(conv=(1, "triton")))
-    assert storage.operator_mix(rows) == (
+    assert documents.operator_mix(rows) == (
         "conv: version 1 (torch), version 1 (triton); scan: version 1 (torch), version 2 (triton)"
     )
 
 
 def test_rows_without_a_record_among_rows_with_one_are_counted():
-    assert storage.operator_mix([used(scan=(1, "torch")), ROW, ROW]) == "not recorded in 2 of 3 rows"
+    assert documents.operator_mix([used(scan=(1, "torch")), ROW, ROW]) == "not recorded in 2 of 3 rows"
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 truncated"])
@@ -95,8 +105,8 @@ def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, content):
 
 
 def test_a_file_that_pandas_wrote_is_read(tmp_path):
-    path = tmp_path / "of-pandas.parquet"
-    storage.write(path, [{**ROW, "value": 0.5}])
+    path = place(tmp_path)
+    storage.write(path, [{**LOSS, "value": 0.5}])
     whole = storage.load(path)
     others = {pa.string(): pa.large_string(), pa.int64(): pa.float64()}
     fields = [pa.field(field.name, others.get(field.type, field.type)) for field in storage.SCHEMA]
@@ -104,19 +114,15 @@ def test_a_file_that_pandas_wrote_is_read(tmp_path):
     assert storage.load(path).equals(whole)
 
 
-def test_every_committed_file_is_read_and_no_part_was_edited():
-    paths = storage.files_below(HOME / "results" / "reference")
-    assert sum(storage.load(path, ["run_id"]).num_rows > 0 for path in paths) == len(paths) > 0
-
-
 def test_a_flipped_bit_never_changes_a_value_unseen(tmp_path):
-    path, damaged = tmp_path / "whole.parquet", tmp_path / "damaged.parquet"
-    storage.write(path, [{**ROW, "metric": "loss", "value": 0.25 * step, "step": step} for step in range(40)])
+    path, damaged = place(tmp_path / "whole"), place(tmp_path / "damaged")
+    damaged.parent.mkdir(parents=True)
+    storage.write(path, [{**LOSS, "value": 0.25 * step, "step": step} for step in range(40)])
     content, whole = path.read_bytes(), storage.load(path)
     refused = 0
-    for place in np.random.default_rng(0).integers(0, 8 * len(content), 200).tolist():
+    for bit in np.random.default_rng(0).integers(0, 8 * len(content), 200).tolist():
         flipped = bytearray(content)
-        flipped[place // 8] ^= 1 << place % 8
+        flipped[bit // 8] ^= 1 << bit % 8
         damaged.write_bytes(flipped)
         try:
             found = storage.load(damaged)
@@ -129,22 +135,22 @@ def test_a_flipped_bit_never_changes_a_value_unseen(tmp_path):
 
 
 def test_an_ending_is_read_from_the_footer_and_where_there_is_none_from_the_rows(tmp_path, monkeypatch):
-    path = tmp_path / "a.parquet"
+    path = place(tmp_path)
     used = {"scan": {"version": 2, "backend": "torch"}}
     row = {**ROW, "status": "failed", "error": "why", "operators": json.dumps(used)}
-    storage.write(path, [{**ROW, "metric": "loss"}, row])
-    expected = storage.Ending("failed", used, "why")
+    storage.write(path, [{**LOSS, "value": 0.5, "operators": row["operators"]}, row])
+    expected = endings.Ending("failed", used, "why", like=LIKE)
     with monkeypatch.context() as patch:
-        patch.delattr(storage, "load")
-        assert storage.ending(path) == expected
+        patch.delattr(endings, "load")
+        assert endings.ending(path) == expected
     content = path.read_bytes()
     table = pq.read_table(path)
     # a flipped bit of the ending, and a file of before
-    place = content.rindex(storage.ENDING) + len(storage.ENDING) + 30
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-    assert storage.ending(path) == expected
+    at = content.rindex(documents.ENDING) + len(documents.ENDING) + 30
+    path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    assert endings.ending(path) == expected
     pq.write_table(table.replace_schema_metadata(None), path, write_page_checksum=True)
-    assert storage.ending(path) == expected
+    assert endings.ending(path) == expected
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("nowhere")])
@@ -158,9 +164,9 @@ def test_what_is_no_file_is_refused_by_name_and_nobody_waits(tmp_path, make):
 
 def test_of_a_run_stored_twice_the_first_root_wins(tmp_path):
     for root, seed in (("mine", 1), ("theirs", 2)):
-        storage.write(storage.result_path(tmp_path / root, "e", "paper", "ab"), [{**ROW, "seed": seed}])
+        storage.write(place(tmp_path / root), [{**ROW, "step": seed}])
     frame = storage.read(storage.files([tmp_path / "mine", tmp_path / "theirs"], "e"))
-    assert frame["seed"].tolist() == [1]
+    assert frame["step"].tolist() == [1]
 
 
 def test_no_rows_are_an_empty_frame_with_all_columns():
@@ -170,8 +176,8 @@ def test_no_rows_are_an_empty_frame_with_all_columns():
 def test_endings_are_read_by_threads_in_a_process_that_has_read_nothing_yet():
     # pyarrow imports its functions at their first use, which failed where several threads came to it at once
     code = (
-        "import sys; from upath import UPath; from suite.store import storage\n"
-        "assert storage.endings([UPath('memory://none.parquet')]) == [None]\n"
+        "import sys; from upath import UPath; from suite.store import endings\n"
+        "assert endings.endings([UPath('memory://none.parquet')]) == [None]\n"
         "assert 'pyarrow.compute' in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
@@ -183,8 +189,8 @@ def test_the_ending_is_found_in_the_bytes_of_a_file(tmp_path, length):
     path = tmp_path / "a.parquet"
     storage.write(path, [{"metric": "run", "status": "failed", "error": "e" * length}])
     content = path.read_bytes()
-    assert storage.ending_in(content) == pq.ParquetFile(path).metadata.metadata[storage.ENDING]
-    assert storage.ending_in(b"") == storage.ending_in(storage.ENDING) == b""
+    assert endings.value_in(content) == pq.ParquetFile(path).metadata.metadata[documents.ENDING]
+    assert endings.value_in(b"") == endings.value_in(documents.ENDING) == b""
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from suite.executors.local import OutOfTimeError, run_all
 from suite.runner import ENDED, execute, plan
-from suite.store import storage
+from suite.store import endings, storage
 from suite.store.claims import Claims, claim_path, find_claims, read_claim
 from suite.store.status import standings
 from suite.store.target import create, probe, stamp, target, time_at
@@ -66,8 +66,8 @@ def test_runs_are_published_to_s3_and_from_there(s3, tmp_path):
     local = store(tmp_path / "local", 1, 2)
     (path,) = published(local, s3)
     assert everything(s3) == everything(local)
-    assert [ended.status for ended in storage.endings_of(s3, [(*PLACE, identity(2))])] == ["ok"]
-    assert storage.files_of(s3, [(*PLACE, identity(number)) for number in (1, 5)]) == [path]
+    assert [ended.status for ended in endings.endings_of(s3, [(*PLACE, identity(2))])] == ["ok"]
+    assert endings.files_of(s3, [(*PLACE, identity(number)) for number in (1, 5)]) == [path]
     assert published(local, s3) == []
     assert [again.name for again in published(s3, tmp_path / "back")] == [path.name]
 
@@ -170,7 +170,7 @@ def test_a_store_that_does_not_answer_raises_oserror_whatever_its_library_raises
         ):
             monkeypatch.setattr(type(place.fs), name, fail)
         for ask in (
-            *(lambda: create(path, ""), lambda: stamp(path), lambda: storage.ending(path), lambda: probe(place)),
+            *(lambda: create(path, ""), lambda: stamp(path), lambda: endings.ending(path), lambda: probe(place)),
             *(lambda: read_claim(path), lambda: find_claims(place, run.experiment), lambda: checkpoints.remove(path)),
             *(lambda: claims.take(run), lambda: storage.files([place], run.experiment)),
         ):

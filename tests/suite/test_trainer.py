@@ -17,7 +17,7 @@ from suite.contracts import IGNORE, ParamGroup, Segment
 from suite.metrics import check_direction, smaller_is_better
 from suite.runner import execute, outdated, plan
 from suite.runs import Outcome, RunEnded
-from suite.store import storage
+from suite.store import endings, storage
 from suite.training import data, trainer
 from suite.training.config import TrainConfig
 from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
@@ -440,7 +440,7 @@ def test_rows_that_cannot_be_written_are_put_aside_and_may_be_copied(tmp_path, m
     assert f"its rows could not be written (Not a directory) and are in {aside}; free space" in finished.error
     (results / "toy").unlink()
     shutil.copytree(aside, results, dirs_exist_ok=True)
-    assert storage.ending(storage.result_path(results, run.experiment, run.scale, run.run_id)).status == "ok"
+    assert endings.ending(storage.result_path(results, run.experiment, run.scale, run.run_id)).status == "ok"
 
 
 def test_weights_that_cannot_be_written_are_a_failed_run_whose_rows_say_so(tmp_path):
@@ -451,7 +451,7 @@ def test_weights_that_cannot_be_written_are_a_failed_run_whose_rows_say_so(tmp_p
     finished = execute(run, tmp_path, CPU, keep_weights=True)
     assert (finished.status, finished.stored) == ("failed", True)
     assert "its weights could not be written" in finished.error
-    assert storage.ending(storage.result_path(tmp_path, run.experiment, run.scale, run.run_id)).status == "failed"
+    assert endings.ending(storage.result_path(tmp_path, run.experiment, run.scale, run.run_id)).status == "failed"
 
 
 def test_rows_that_can_be_written_nowhere_are_a_failure_that_says_so(tmp_path, monkeypatch):

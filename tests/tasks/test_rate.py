@@ -8,10 +8,10 @@ import torch
 
 import run_suite
 from suite.contracts import Batch
-from suite.store import storage
 from suite.training.data import FreshOrder
 from tasks.associative_recall import AssociativeRecall
 from tasks.data.rate import Feed, feed, measure
+from tests.stored import store
 from tests.suite.toy import Parity
 
 ROWS = Batch(torch.zeros(5, 7, dtype=torch.int16), torch.zeros(5, 1, dtype=torch.int16))
@@ -78,11 +78,9 @@ def test_the_command_tells_rates_beside_the_fastest_model(monkeypatch, capsys, t
     assert "MB stay on the device" in head
     assert line.split("\t")[-1] == "-"
     assert last == "no stored row says how fast a model trains"
-    for number, (task, value) in enumerate(
-        [("mqar", 9e9), ("associative-recall", 1000.0), ("associative-recall", 10.0)]
-    ):
-        row = {"metric": "train_throughput", "value": value, "model": "gla", "task": task, "device": "abacus"}
-        storage.write(tmp_path / "any" / "paper" / f"{number}.parquet", [row])
+    for seed, (task, value) in enumerate([("mqar", 9e9), ("associative-recall", 1000.0), ("associative-recall", 10.0)]):
+        settings = {"model": {"name": "gla"}, "task": {"name": task}, "seed": seed}
+        store(tmp_path, [{"metric": "train_throughput", "value": value}], settings, device="abacus")
     _, _, line, last = call()
     # the rows of this task count and not those of another one
     assert last == "fastest model: 1,000 tokens/s, gla on associative-recall, abacus"

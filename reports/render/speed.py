@@ -16,6 +16,7 @@ from reports.render.document import DASH, Document, Grid
 from reports.render.figure import colors_of
 from suite.bench.cases import SETS
 from suite.store.documents import verdict_in
+from suite.store.storage import TEXTS
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,13 @@ class Point:
 
 def points_of(frame: pd.DataFrame) -> list[Point]:
     """The measured cases of all runs of `bench` for the sets of shapes that it offers, oldest first."""
-    return sorted(_points(frame[frame["scale"].isin(SETS)]), key=lambda point: point.started_at)
+    return sorted(_points(_shown(frame)), key=lambda point: point.started_at)
+
+
+def _shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the sets of shapes that `bench` offers, with an empty text where there is none."""
+    # a copy, because other readers have the frame, too
+    return frame[frame["scale"].isin(SETS)].fillna({name: "" for name in TEXTS if name in frame})
 
 
 def _points(frame: pd.DataFrame) -> Iterator[Point]:
@@ -158,7 +165,7 @@ def history(frame: pd.DataFrame) -> Document:
     Only the sets of shapes that `bench` offers are shown. Other rows, e.g. those of planted slowdowns, do not measure a
     revision.
     """
-    frame = frame[frame["scale"].isin(SETS)]
+    frame = _shown(frame)
     points = points_of(frame)
     newest = {point.key: point for point in points}
     counts: dict[tuple[str, ...], int] = {}

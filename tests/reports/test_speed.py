@@ -79,6 +79,12 @@ def test_the_figure_names_every_case_and_shows_the_share_of_the_floor(frame, tmp
     assert path.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("name", ["started_at", "device", "commit", "torch", "triton"])
+def test_a_text_that_a_row_of_others_lacks_is_empty(frame, name):
+    frame.loc[frame.index[::3], name] = None
+    assert render(history(frame), "md")
+
+
 def test_without_rows_it_says_how_to_get_some(tmp_path):
     document = history(storage.read([]))
     assert "run_suite.py bench" in render(document, "terminal")

@@ -128,7 +128,6 @@ def _plain_grads_kernel(
     i_t, i_bh = i_c % num_t, i_c // num_t
     i_b, i_h = i_bh // H, i_bh % H
     dtype = states.dtype.element_ty
-    NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
     o_c, o_k = tl.arange(0, C), i_k * BK + tl.arange(0, BK)
     o_head = i_b * T * H + i_h
     start, end = chunk_span(table, i_t, T, C)
@@ -161,7 +160,7 @@ def _plain_grads_kernel(
     b_dq = product_with_state(do, do_stride_t, states, start, end, end_v, o_c, o_k, K, V, BV, PRECISION)
     b_g = tl.maximum(load_rows(g, g_stride_t, start, o_c, o_k, end, K, False).to(tl.float32), LOWEST)
     b_first, b_second = half_totals(b_g, o_c, C)
-    b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
+    b_exponent = masked_sums(from_middle(o_c, C), b_g, False, PRECISION)
     b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)
     b_start = exponential(b_first, PRECISION)[None, :]
     b_w = load_rows(p_write, write_t, start, o_c, o_k, end, K, False).to(tl.float32) * b_beta[:, None]

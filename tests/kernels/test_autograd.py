@@ -10,11 +10,15 @@ import torch
 
 import kernels
 import models
+from kernels import OPERATORS
 from kernels.autograd import Function, OnceDifferentiable
 from kernels.causal_conv1d import causal_conv1d_step
 from kernels.fft_conv import fft_conv
-from kernels.selective_scan import selective_scan
+from run_suite import REPOSITORY
+from suite.laws.accuracy import outputs_of
+from suite.laws.calls import Operator, is_float, scattered
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REFUSED = "cannot be differentiated twice"
 
 
@@ -71,24 +75,6 @@ def test_recorded_gradients_have_the_same_values():
     assert recorded.requires_grad
 
 
-def test_the_penalty_of_the_scan_that_was_wrong_is_refused():
-    x, dt, B, C, D = (
-        leaf(*shape, seed=seed) for seed, shape in enumerate([(1, 3, 1), (1, 3, 1)] + 2 * [(1, 3, 4)] + [(1,)])
-    )
-    A = (-leaf(1, 4, seed=9).detach().abs()).requires_grad_()
-    y = selective_scan(x, dt, A, B, C, D=D, dt_softplus=True)
-    (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=f"selective_scan {REFUSED}"):
-        torch.autograd.grad(gradient.square().sum(), A)
-
-
-def test_a_filter_whose_spectrum_alone_is_kept_is_refused():
-    u, filter = leaf(1, 8, 2), leaf(2, 8, seed=1)
-    (gradient,) = torch.autograd.grad(fft_conv(u, filter).sum(), u, create_graph=True)
-    with pytest.raises(RuntimeError, match=f"fft_conv {REFUSED}"):
-        torch.autograd.grad(gradient.square().sum(), filter)
-
-
 @pytest.mark.parametrize("transform", [lambda f: torch.func.grad(lambda u: f(u).sum()), torch.vmap])
 def test_transforms_of_torch_func_are_refused_in_one_sentence(transform):
     filter = leaf(2, 8)
@@ -123,3 +109,25 @@ def test_gradients_pass_through_steps_of_a_convolution_that_overwrite_their_stat
         return sum(causal_conv1d_step(leaf(1, 2, seed=3), leaf(2, 3), None, state).square().sum() for _ in range(3))
 
     torch.autograd.gradcheck(total, leaf(1, 2, 2, seed=7))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_hook_may_change_the_strides_of_what_is_saved_for_backward(name):
+    """A hook that gives back contiguous copies, as one that moves tensors to the host does, changes no gradient."""
+    found = Operator(REPOSITORY.operators.load(name), device=DEVICE)
+    if not found.workload.backward:
+        pytest.skip("its gradients are not judged")
+    for call in found.tiny():
+        if not call.implementation.cold_start:
+            continue
+        given, gradients = found.rounded(call), []
+        for hook in (lambda x: x, torch.Tensor.contiguous):
+            leaves = {n: x.clone().requires_grad_() if is_float(x) else x for n, x in given.items()}
+            with torch.autograd.graph.saved_tensors_hooks(lambda x: x, hook):
+                outputs = outputs_of(found.function(call, scattered)(**leaves))
+            trained = [x for x in leaves.values() if is_float(x)]
+            total = sum(x.abs().square().sum() for x in outputs if x.requires_grad)
+            gradients.append(torch.autograd.grad(total, trained, allow_unused=True))
+        for plain, copied in zip(*gradients, strict=True):
+            assert (plain is None) == (copied is None)
+            assert plain is None or torch.equal(plain, copied), call

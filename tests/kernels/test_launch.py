@@ -1,6 +1,5 @@
 """The launcher that keeps compiled kernels, with a kernel and tensors that only say what they are asked."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +12,8 @@ pytest.importorskip("triton")
 import triton
 
 from kernels.autograd import save, saved
-from kernels.causal_conv1d import causal_conv1d
-from kernels.fft_conv import fft_conv
-from kernels.gated_linear_attention import gated_linear_attention
 from kernels.launch import CompileOptions, Launcher, LaunchPlan, cdiv, overlap_options, power_of_2
 from kernels.layout import spec
-from kernels.lti_ssm import lti_ssm
-from kernels.selective_scan import selective_scan
 from tests.kernels.launches import STREAM, Kernel, OnDevice, on_device
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -346,54 +340,6 @@ def test_saved_tensors_keep_their_strides():
             if x is not None:
                 assert x.stride() == before.stride()
                 assert torch.equal(x, before)
-
-
-@pytest.mark.parametrize(
-    "op",
-    [
-        "causal_conv1d",
-        "gated_linear_attention",
-        "fft_conv",
-        pytest.param("selective_scan", marks=pytest.mark.slow),
-        pytest.param("lti_ssm", marks=pytest.mark.slow),
-    ],
-)
-def test_a_hook_may_change_the_strides_of_what_is_saved_for_backward(op):
-    """Inputs are halves of wider tensors, as those of a projection are."""
-    g = torch.Generator().manual_seed(0)
-
-    def half(*shape, time_last=False):
-        wide = torch.randn(*shape[:-1], 2 * shape[-1], generator=g).to(DEVICE).requires_grad_()
-        x = wide[..., : shape[-1]]
-        return x.transpose(1, 2) if time_last else x
-
-    if op == "causal_conv1d":
-        leaves = [half(2, 9, 3), half(3, 4)]
-        call = partial(causal_conv1d, *leaves)
-    elif op == "selective_scan":
-        A = -torch.rand(2, 4, generator=g).to(DEVICE)
-        x, dt, B, C = half(2, 5, 2), half(2, 5, 2), half(2, 5, 4), half(2, 5, 4)
-        leaves, call = [x, dt, B, C], partial(selective_scan, x, dt, A, B, C, dt_softplus=True)
-    elif op == "gated_linear_attention":
-        # a constant decay of each head, which is expanded
-        leaves = [half(1, 20, 2, 16) for _ in "qkv"]
-        decay = torch.tensor([-0.1, -0.2], device=DEVICE)
-        call = partial(gated_linear_attention, *leaves, decay)
-    elif op == "lti_ssm":
-        A = torch.complex(-torch.rand(2, 4, generator=g), torch.randn(2, 4, generator=g)).to(DEVICE)
-        leaves = [half(2, 2, 20, time_last=True), half(2, 2, 20, time_last=True)]
-        u, gate = leaves
-        call = partial(lti_ssm, u, A, None, A, A.abs()[:, 0] / 10, gate_in=gate)
-    else:
-        leaves = [half(2, 3, 20, time_last=True), half(2, 3, 20, time_last=True), half(3, 20)]
-        u, gate, filter = leaves
-        call = partial(fft_conv, u, filter, gate_out=gate)
-    expected = torch.autograd.grad(call(backend="triton").square().sum(), leaves)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, torch.Tensor.contiguous):
-        y = call(backend="triton")
-    actual = torch.autograd.grad(y.square().sum(), leaves)
-    for a, e in zip(actual, expected, strict=True):
-        assert torch.equal(a, e)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the answer depends on the GPU")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 AUTO = "auto"
+WIDTH = 118
+"""Characters of a line of settings in a plan."""
 
 
 def run(
@@ -119,7 +121,9 @@ def run(
     if (line := call.outdated) is not None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if dry_run:
-        _print_dry_run(console, call, repository.reference, scale)
+        # a cluster takes as many runs at a time as fit, unless it is told how many
+        alone = None if jobs == AUTO or executor != "local" else 1
+        _print_dry_run(console, call, repository.reference, scale, call.settings.jobs or alone)
         return
     _print_stored(console, call, retry_failed)
 
@@ -209,8 +213,11 @@ def _changed(overrides: Sequence[str], call: Call) -> list[str]:
     return [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
 
 
-def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | None) -> None:
-    """Prints the plan, the time that it will take, and why a part of it cannot run here."""
+def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | None, jobs: int | None) -> None:
+    """Prints the plan, the time that it will take, and why a part of it cannot run here.
+
+    jobs: runs at a time; None where that is not known.
+    """
     from suite.runner import UNNEEDED
     from suite.store import storage
     from suite.store.estimate import estimate
@@ -231,8 +238,12 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
     console.print(f"{line}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]
-    for line in estimate(call.todo, stored, skipped):
-        console.print(line, highlight=False, soft_wrap=True)
+    lines = estimate(call.todo, stored, skipped, jobs=jobs)
+    if call.todo and not lines:
+        command = measuring([item.run for item in call.planned], call.todo[0])
+        lines = [f"no run like these is stored; one run shows how long they take: {command}"]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for experiment in call.experiments:
         config = experiment.config
         if reason := config.cannot_run.get(next(iter(config.scales)) if scale is None else scale):
@@ -270,11 +281,39 @@ def _processes(nproc: int | None, executor: str) -> int:
 
 
 def print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
-    """Prints every run on one line with the dotted keys in which the runs differ, then what all runs share."""
-    from suite.settings.grid import iter_keys
-
+    """Prints what all runs share, what follows from one of their settings, and a table of what else differs."""
     if not runs:
         return
+    flat = _flat(runs)
+    keys = dict.fromkeys(key for values in flat for key in values)
+    varying = [key for key in keys if len({values.get(key) for values in flat}) > 1]
+    print("all runs have")
+    _print_settings({key: flat[0][key] for key in keys if key not in varying})
+    columns, following = _told_apart(flat, varying)
+    for column, followers in following.items():
+        for value, values in {values.get(column): values for values in flat}.items():
+            print(f"with {column} = {value}" if value else f"without {column}")
+            _print_settings({key: values[key] for key in followers if key in values})
+    # the data are part of the identity
+    states = ["no data" if item.is_planned_only else state for item, state in zip(runs, stored, strict=True)]
+    ids = ["-" * 16 if item.is_planned_only else item.run_id for item in runs]
+    table = [
+        ("run", "state", *columns),
+        *(
+            (name, state, *(values.get(key, "") for key in columns))
+            for name, state, values in zip(ids, states, flat, strict=True)
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    print()
+    for line in table:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _flat(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """The resolved settings of every run as JSON texts by their dotted keys."""
+    from suite.settings.grid import iter_keys
+
     resolved = [item.resolved for item in runs]
     # runs that differ in their seed alone share their sections, so each is written once
     sections = {id(value): value for settings in resolved for value in settings.values() if isinstance(value, dict)}
@@ -288,13 +327,46 @@ def print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
             else:
                 values[name] = json.dumps(value)
         flat.append(values)
-    keys = dict.fromkeys(key for values in flat for key in values)
-    varying = [key for key in keys if len({values.get(key) for values in flat}) > 1]
-    for item, status, values in zip(runs, stored, flat, strict=True):
-        changes = "  ".join(f"{key}={values[key]}" for key in varying if key in values)
-        # the data are part of the identity
-        print(f"{'-' * 16}  no data  {changes}" if item.is_planned_only else f"{item.run_id}  {status}  {changes}")
-    print("\nshared by all runs:")
-    for key in keys:
-        if key not in varying:
-            print(f"  {key} = {flat[0][key]}")
+    return flat
+
+
+def _told_apart(flat: Sequence[dict[str, str]], varying: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """The settings that tell runs apart, names first and seeds last, and those that follow from one of these."""
+    columns: list[str] = []
+    telling: list[str] = []
+    following: dict[str, list[str]] = {}
+    for key in sorted(varying, key=lambda key: (key == "seed", not key.endswith(".name"))):
+        values = [values.get(key) for values in flat]
+        for column in telling:
+            first: dict[str | None, str | None] = {}
+            if all(first.setdefault(v.get(column), value) == value for v, value in zip(flat, values, strict=True)):
+                following.setdefault(column, []).append(key)
+                break
+        else:
+            columns.append(key)
+            # a setting with a value of its own in every run would tell all the others
+            if key.endswith(".name") or 2 * len(set(values)) <= len(flat):
+                telling.append(key)
+    return columns, following
+
+
+def _print_settings(settings: Mapping[str, str]) -> None:
+    """Prints settings in lines of at most WIDTH characters, unless one setting is longer."""
+    line = ""
+    for text in [f"{key} = {value}" for key, value in settings.items()] or ["nothing else"]:
+        if line and len(f"  {line}; {text}") > WIDTH:
+            print(f"  {line}")
+            line = ""
+        line += "; " * bool(line) + text
+    print(f"  {line}")
+
+
+def measuring(runs: Sequence[Run], todo: Run) -> str:
+    """The command that carries out one of the runs, which shows how long they take."""
+    flat = _flat(runs)
+    values = flat[[item.run_id for item in runs].index(todo.run_id)]
+    varying = [key for key in values if len({other.get(key) for other in flat}) > 1]
+    chosen = [key for key in _told_apart(flat, varying)[0] if key not in ("seed", "data") and key in values]
+    filters = " ".join(f"--only {shlex.quote(f'{key}={values[key].strip(chr(34))}')}" for key in chosen)
+    seed = f" --seeds {values['seed']}," if "seed" in values else ""
+    return f"python run_suite.py run {todo.experiment} --scale {todo.scale}{seed}{' ' * bool(filters)}{filters}"

@@ -14,10 +14,14 @@ from suite.runs import Run
 from suite.store import endings
 
 
-def estimate(runs: Sequence[Run], files: Sequence[Path], skip: Callable[[str], None] | None = None) -> list[str]:
+def estimate(
+    runs: Sequence[Run], files: Sequence[Path], skip: Callable[[str], None] | None = None, *, jobs: int | None = None
+) -> list[str]:
     """Lines that say how long the runs will take, one for each kind of device among the stored rows of `files`.
 
     Where there are several, a first line says that each is an estimate of its own.
+
+    jobs: runs at a time, for the wall time; None: it is not said.
 
     The estimate of a run is the median duration of stored runs with its settings and another seed, or else of stored
     runs of its scale, task and model. The duration of a run that shared its device with others counts by its share.
@@ -26,25 +30,33 @@ def estimate(runs: Sequence[Run], files: Sequence[Path], skip: Callable[[str], N
     """
     if not runs:
         return []
-    stored: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    stored: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
     for ending in endings.every_ending(files, skip):
         if ending.status != "ok" or ending.duration_s is None:
             continue
         device, _, shared = ending.device.partition(", ")
         sharing = re.match(r"(\d+) runs", shared)
         for key in ending.like:
-            stored[device][key].append(ending.duration_s / (int(sharing[1]) if sharing else 1))
+            share = ending.duration_s / (int(sharing[1]) if sharing else 1)
+            stored[device][key].append((share, ending.duration_s))
     if not stored:
         return []
     wanted = [likeness(run.scale, run.resolved) for run in runs]
     lines = []
     for device, durations in sorted(stored.items()):
-        medians = {key: statistics.median(values) for key, values in durations.items()}
+        medians = {
+            key: (statistics.median(share for share, _ in values), statistics.median(whole for _, whole in values))
+            for key, values in durations.items()
+        }
         found = [medians[near] for keys in wanted if (near := next((key for key in keys if key in medians), None))]
         if found:
             rest = f"; no estimate for {len(runs) - len(found)} more" if len(found) < len(runs) else ""
             count = counted(len(found))
-            lines.append(f"about {_duration(sum(found))} of {device} for {count} to do{rest}")
+            shares, wholes = (sum(part) for part in zip(*found, strict=True))
+            # fewer runs at a time than those that were measured together take no longer each
+            slow = jobs is not None and wholes / jobs > 1.05 * shares
+            wall = f", at most {_duration(wholes / jobs)} with --jobs {jobs}" if jobs and slow else ""
+            lines.append(f"about {_duration(shares)} of {device} for {count} to do{wall}{rest}")
     if len(lines) > 1:
         lines.insert(0, f"{len(lines)} estimates, each for one device and from the runs that it has done:")
     return lines

@@ -45,6 +45,15 @@ def test_a_shared_device_counts_by_its_share_and_failures_do_not(tmp_path):
     assert estimate([make_run(seed=0)], [shared, failed]) == ["about 0.5 hours of GPU for 1 run to do"]
 
 
+@pytest.mark.parametrize(
+    ("jobs", "wall"),
+    [(None, ""), (1, ", at most 2 hours with --jobs 1"), (2, ", at most 1 hours with --jobs 2"), (4, ""), (8, "")],
+)
+def test_the_wall_time_of_fewer_runs_at_a_time_than_were_measured_is_bounded(tmp_path, jobs, wall):
+    shared = store(tmp_path, make_run(seed=1), 7200.0, device="GPU, 4 runs")
+    assert estimate([make_run(seed=0)], [shared], jobs=jobs) == [f"about 0.5 hours of GPU for 1 run to do{wall}"]
+
+
 @pytest.mark.parametrize("footer", [None, b'{"status": "ok", "operators": null, "error": ""}'])
 def test_rows_whose_footer_does_not_say_what_they_are_like_count_too(tmp_path, footer):
     path = store(tmp_path, make_run(seed=1), 3600.0)

@@ -1,0 +1,45 @@
+"""The plan of `run --dry-run` says once what runs share, and in a table what tells them apart."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from suite.commands.run import _told_apart
+
+KEYS = ("task.name", "task.length", "model.name", "train.lr", "seed")
+flats = st.lists(
+    st.fixed_dictionaries({"seed": st.sampled_from("01")}, optional={key: st.sampled_from("abc") for key in KEYS[:-1]}),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(flats)
+def test_no_setting_of_a_run_is_lost(flat):
+    """A column has it, or it follows from one that has."""
+    varying = [key for key in KEYS if len({values.get(key) for values in flat}) > 1]
+    columns, following = _told_apart(flat, varying)
+    assert sorted([*columns, *(key for found in following.values() for key in found)]) == sorted(varying)
+    assert set(following) <= set(columns)
+    for column, keys in following.items():
+        told = {values.get(column): [values.get(key) for key in keys] for values in flat}
+        assert all(told[values.get(column)] == [values.get(key) for key in keys] for values in flat)
+
+
+def test_what_runs_share_and_what_follows_from_a_model_is_said_once(command_line, tmp_path):
+    plan = command_line("run", "h3/table2", "--dry-run", "--results", tmp_path).stdout
+    assert plan.count("model.num_layers = 2") == 1
+    assert plan.count('with model.name = "h3"') == plan.count("model.head_dim = 1") == 1
+    assert re.search(r"^run +state +task.name +model.name +seed$", plan, re.MULTILINE)
+    assert max(map(len, plan.partition("\n64 runs")[0].splitlines())) <= 120
+
+
+def test_where_no_run_is_stored_the_plan_has_the_command_that_measures_one(command_line, tmp_path):
+    plan = command_line("run", "mamba/figure5", "--scale", "small", "--dry-run", "--results", tmp_path).stdout
+    (command,) = re.findall(r"one run shows how long they take: python run_suite.py (.*)", plan)
+    measured = command_line(*shlex.split(command), "--dry-run", "--results", tmp_path).stdout
+    assert "1 run, 1 to do" in measured

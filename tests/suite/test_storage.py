@@ -114,6 +114,12 @@ def test_a_file_that_pandas_wrote_is_read(tmp_path):
     assert storage.load(path).equals(whole)
 
 
+def test_committed_rows_are_believed(command_line):
+    done = command_line("results", "verify", HOME / "results" / "reference")
+    assert done.returncode == 0, done.stdout
+    assert "no problems" in done.stdout
+
+
 def test_a_flipped_bit_never_changes_a_value_unseen(tmp_path):
     path, damaged = place(tmp_path / "whole"), place(tmp_path / "damaged")
     damaged.parent.mkdir(parents=True)

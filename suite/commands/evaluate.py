@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite.commands.repository import LOCAL, Device, Plugins, Results, Weights, repository_of
+from suite.metrics import is_number
 
 if TYPE_CHECKING:
     import torch
@@ -90,9 +91,9 @@ def evaluate(
     rows: list[dict[str, Any]] = []
     for score in scores:
         print(f"{score.task:24s} {score.metric:24s} {score.value:10.4f}" + _error(score.error))
-        rows.append({**shared, "task": score.task, "metric": score.metric, "unit": "", "value": score.value})
-        if score.error is not None:
-            rows.append({**rows[-1], "metric": f"{score.metric} (standard error)", "value": score.error})
+        for metric, value in ((score.metric, score.value), (f"{score.metric} (standard error)", score.error)):
+            if value is not None:
+                rows.append({**shared, "task": score.task, "metric": metric, "unit": "", **_measured(metric, value)})
     place = storage.result_path(results, EXPERIMENT, scale, shared["run_id"])
     with writable("--results", results):
         storage.write(place, [*rows, {**shared, "metric": "run", "unit": "", "value": None}])
@@ -118,6 +119,13 @@ def _columns(settings: dict[str, Any], scale: str, model: str, device: torch.dev
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **provenance(device),
     }
+
+
+def _measured(metric: str, value: float) -> dict[str, Any]:
+    """The columns of a score; one that is not finite, such as a perplexity, is no number that can be stored."""
+    if is_number(value):
+        return {"value": value}
+    return {"value": None, "status": "n/a", "error": f"{metric} is {value:g}"}
 
 
 def _error(error: float | None) -> str:

@@ -78,6 +78,11 @@ class _Rows:
         self.is_valued = table["value"].is_valid().to_numpy()
         self.durations = table["duration_s"].to_numpy()
 
+    @property
+    def by_hand(self) -> np.ndarray:
+        """A mask of the rows that were written by hand."""
+        return self.has("experiment", BY_HAND[0]) & self.has("scale", BY_HAND[1])
+
     def column(self, name: str) -> np.ndarray:
         """A column as numbers that are equal where its values are."""
         return self.texts[name][0] if name in self.texts else self.numbers[name]
@@ -134,7 +139,6 @@ def believed(table: pa.Table, paths: Sequence[Path], counts: Sequence[int], told
         kept = ~np.isin(group, list(faults))
         # of a file of one run, what else it has is of that run, too
         whole: set[int] = set()
-
         for number, reason_of_run in faults.items():
             row = int(first[number])
             path = paths[places[row]]
@@ -153,7 +157,7 @@ def believed(table: pa.Table, paths: Sequence[Path], counts: Sequence[int], told
 def check_numbers(table: pa.Table) -> None:
     """Raises ValueError for the first unit, value or sample of the rows of one run that its metric cannot have."""
     rows, group = _Rows(table), np.zeros(table.num_rows, np.int64)
-    is_any = rows.has("experiment", EVALUATIONS)
+    is_any = rows.has("experiment", EVALUATIONS) | rows.by_hand
     for bad, reason in (_faulty_units(rows, is_any), *_faulty_numbers(rows, group, is_any, np.zeros(len(group), bool))):
         if bad.any():
             raise ValueError(reason(int(bad.argmax())))
@@ -246,7 +250,7 @@ def _faulty_rows(rows: _Rows, first: np.ndarray, group: np.ndarray, lost: np.nda
     yield (threads < 1) & (threads != NULL), lambda row: f"threads is {threads[row]}"
     times = rows.durations
     yield ~(np.isnan(times) | ((times >= 0) & (times <= LARGEST))), lambda row: f"duration_s is {times[row]:g}"
-    by_hand = rows.has("experiment", BY_HAND[0]) & rows.has("scale", BY_HAND[1])
+    by_hand = rows.by_hand
     yield _faulty_units(rows, is_evaluation)
     yield from _faulty_numbers(rows, group, is_evaluation | by_hand, lost)
     yield _unreadable(rows, "operators", np.ones_like(is_kernel), operators_in)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -158,8 +159,8 @@ def _object_in(text: str) -> dict[str, Any]:
 def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)[:40]!r} twice")
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {name[:40]!r} twice")
     return found
 
 

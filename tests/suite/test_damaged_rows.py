@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from reports import render
 from run_suite import HOME
+from suite.commands.evaluate import _measured
 from suite.identity import identity
 from suite.metrics import METRICS, domain_of
 from suite.runs import Outcome
@@ -346,3 +347,13 @@ def test_a_mean_that_is_not_finite_becomes_a_row_that_says_so():
     with pytest.raises(ValueError, match=r"^accuracy is 7\.5, which must be from 0 to 1$"):
         outcome.add("accuracy", "fraction", 7.5)
     assert len(outcome.rows) == 2
+
+
+def test_a_score_of_an_evaluation_that_is_not_finite_is_stored_without_a_value(tmp_path):
+    """The answers may have taken hours, and metrics of the harness have the names and units that they have."""
+    scores = {"word_perplexity": math.inf, "acc (standard error)": math.nan, "accuracy": 75.0}
+    rows = [{"metric": metric, "unit": "", **_measured(metric, value)} for metric, value in scores.items()]
+    path = store(tmp_path, [*rows, {"metric": "run"}], experiment="evaluate")
+    table = storage.load(path)
+    assert table["value"].to_pylist() == [None, None, 75.0, None]
+    assert table["error"].to_pylist() == ["word_perplexity is inf", "acc (standard error) is nan", None, None]

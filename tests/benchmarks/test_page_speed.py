@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import shutil
 import subprocess
 import sys
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from run_suite import REPOSITORY
-from suite.store import storage
+from suite.identity import identity
+from suite.store import endings, storage
 from tests.reports.browser import needs_browser, visited
 
 
@@ -20,22 +21,22 @@ from tests.reports.browser import needs_browser, visited
 @pytest.mark.slow
 @pytest.mark.timing
 def test_a_page_of_50_000_rows_is_made_in_20_s_and_opens_in_2_s(tmp_path):
-    """A copy of committed rows, with the run ids changed until there are enough."""
+    """A copy of committed rows, and of runs among them with other seeds until there are enough."""
     for source in ("h3/table2", "mamba/table11", "recall/sensitivity", "h3/table12", "kernels"):
         for path in storage.files([REPOSITORY.reference], source):
             target = tmp_path / "results" / source / path.parent.name / path.name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
-    stored = sorted((tmp_path / "results" / "recall").rglob("*.parquet"))
+    (part,) = (tmp_path / "results" / "recall").rglob("*.parquet")
+    stored = [*endings.endings_in(part)]
     rows = sum(pq.read_metadata(path).num_rows for path in (tmp_path / "results").rglob("*.parquet"))
     copies = 0
     while rows < 50_000:
-        path = stored[copies % len(stored)]
-        table = pq.read_table(path)
-        name = f"{copies:016x}"
-        table = table.set_column(table.schema.get_field_index("run_id"), "run_id", pa.array([name] * table.num_rows))
-        pq.write_table(table, path.parent / f"{name}.parquet", write_page_checksum=True)
-        rows += table.num_rows
+        run = storage.load(part, run_id=stored[copies % len(stored)]).to_pylist()
+        settings = json.loads(run[0]["config"]) | {"seed": 1000 + copies}
+        changes = {"config": json.dumps(settings), "seed": settings["seed"], "run_id": identity(settings)}
+        storage.write(part.parent / f"{changes['run_id']}.parquet", [row | changes for row in run])
+        rows += len(run)
         copies += 1
     out = tmp_path / "page.html"
     command = [sys.executable, "run_suite.py", "report", "--all", "--results", str(tmp_path / "results")]

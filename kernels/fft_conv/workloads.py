@@ -44,6 +44,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     inputs = {"u": u, "filter": filters.mul_((2 * rate[:, None]).sqrt())}
     if shape["gates"] == "gated":
         inputs |= {name: normal(generator, dtype, batch, length, width) for name in ("gate_in", "gate_out")}
+    if shape.get("skip") == "given":
+        inputs["D"] = normal(generator, wide, width)
     return inputs
 
 
@@ -88,9 +90,7 @@ def has_products(shape: Shape, dtype: torch.dtype) -> str | None:
 
 def time_contiguous(inputs: Inputs) -> Inputs:
     """u and gates [B, T, D] with time contiguous, the layout that our kernels and every peer work in."""
-    return {
-        name: x if name == "filter" else x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in inputs.items()
-    }
+    return {name: x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 3 else x for name, x in inputs.items()}
 
 
 def load_flashfftconv() -> Callable[..., Tensor]:
@@ -162,8 +162,13 @@ WORKLOAD = Workload(
             *({"B": 128, "T": steps, "D": 512, "gates": "gated"} for steps in (32, 128, 256)),
         ),
     },
-    keep=("filter",),
+    keep=("filter", "D"),
     dtypes=(torch.bfloat16, torch.float32),
-    small=({"B": 1, "T": 32, "D": 3, "gates": "gated"}, {"B": 2, "T": 70, "D": 2, "gates": "plain"}),
+    small=(
+        {"B": 1, "T": 32, "D": 3, "gates": "gated"},
+        {"B": 2, "T": 70, "D": 2, "gates": "plain"},
+        {"B": 2, "T": 65, "D": 3, "gates": "gated", "skip": "given"},
+        {"B": 3, "T": 150, "D": 2, "gates": "plain", "skip": "given"},
+    ),
     time={"u": 1, "gate_in": 1, "gate_out": 1},
 )

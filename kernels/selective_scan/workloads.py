@@ -228,7 +228,11 @@ STEP = Workload(
     },
     keep=("A", "D", "dt_bias", "state"),
     backward=False,
-    small=({"B": 2, "D": 5, "N": 4}, {"B": 2, "D": 5, "N": 2, "form": "complex"}),
+    small=(
+        {"B": 2, "D": 5, "N": 4},
+        {"B": 2, "D": 5, "N": 2, "form": "complex"},
+        {"B": 3, "D": 2, "N": 5, "form": "negative"},
+    ),
     states=("state",),
     in_place=("state",),
 )

@@ -42,12 +42,6 @@ def make_inputs(length, filter_length, *, width=6, gates=True, skip=True):
     return inputs
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, slow(500)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_transform_equals_the_loop(length, dtype):
-    assert_matches_reference(fft_conv, fft_conv_reference, make_inputs(length, length), dtype=dtype)
-
-
 @pytest.mark.parametrize("filter_length", [1, 7, 100])
 def test_any_filter_length_without_options_equals_the_loop(filter_length):
     inputs = make_inputs(40, filter_length, gates=False, skip=False)
@@ -65,21 +59,6 @@ def test_fast_lengths_are_the_smallest_even_smooth_ones_or_a_power_of_two_close_
         candidates = [n for n in range(minimum + minimum % 2, 2 * minimum + 3) if n % 2 == 0 and n and smooth(n)]
         close = [n for n in candidates if n.bit_count() == 1 and 16 * n <= 17 * minimum]
         assert fast_length(minimum) == (close or candidates)[0]
-
-
-@pytest.mark.parametrize(
-    ("length", "dtype"),
-    [
-        (1, torch.float32),
-        (65, torch.float32),
-        (65, torch.bfloat16),
-        (65, torch.float16),
-        slow(500, torch.float32),
-    ],
-)
-def test_the_kernel_equals_the_loop(length, dtype):
-    inputs = make_inputs(length, length, width=3)
-    assert_matches_reference(TRITON, fft_conv_reference, inputs, dtype=dtype, device=DEVICE)
 
 
 @pytest.mark.parametrize("filter_length", [1, 65, *(slow(n) for n in (63, 64, 130, 400))])
@@ -321,14 +300,6 @@ def test_filters_too_long_for_the_kernel_are_transformed():
     for most, is_transformed in ((69, True), (70, False)):
         y = fft_conv_triton(**inputs, tuning=replace(TUNING, max_lags_others=most, halves_steps=0))
         assert torch.equal(y, fft_conv(**inputs, backend="torch")) == is_transformed
-
-
-@pytest.mark.parametrize("batch", [1, 3, slow(9), slow(70)])
-def test_any_batch_shares_tiles(batch):
-    g = torch.Generator().manual_seed(batch)
-    u, filters = torch.randn(batch, 150, 2, generator=g), torch.randn(2, 150, generator=g) / 12
-    inputs = {"u": u.double(), "filter": filters.double()}
-    assert_matches_reference(TRITON, fft_conv_reference, inputs, device=DEVICE)
 
 
 def gradient_of_taps(x, g, lags):

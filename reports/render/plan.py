@@ -9,6 +9,7 @@ import csv
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -147,12 +148,26 @@ class Plan:
         """
         wanted = {**self.spec.rows[row], **self.spec.columns[column]}
         length = slice_part(wanted.get("slice", ""), "length")
-        return [
-            point
-            for point in self.points
-            if all(same(value, point.get(key, value)) for key, value in wanted.items())
-            and length in point.get("bench.lengths", point.get("speed.lengths", [length]))
-        ]
+        # the cells of a row ask for the same values again and again
+        fitting = self._all.intersection(*(self._having(key, value) for key, value in wanted.items()))
+        points = [self.points[i] for i in sorted(fitting)]
+        return [p for p in points if length in p.get("bench.lengths", p.get("speed.lengths", [length]))]
+
+    @cached_property
+    def _all(self) -> frozenset[int]:
+        return frozenset(range(len(self.points)))
+
+    @cached_property
+    def _found(self) -> dict[tuple[str, str], frozenset[int]]:
+        return {}
+
+    def _having(self, key: str, value: Any) -> frozenset[int]:
+        """Places of the points that have a value under a key, or leave it at its default."""
+        known = self._found.get((key, repr(value)))
+        if known is None:
+            known = frozenset(i for i, point in enumerate(self.points) if same(value, point.get(key, value)))
+            self._found[key, repr(value)] = known
+        return known
 
     def setting(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """The values of `table.mean_over` in a resolved run."""

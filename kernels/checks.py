@@ -20,8 +20,9 @@ def check_shapes(op: str, wanted: Mapping[str, tuple[Tensor | None, Allowed]], t
     for name, (tensor, allowed) in wanted.items():
         if tensor is None:
             continue
-        shapes = allowed if isinstance(allowed, list) else [allowed]
-        if tuple(tensor.shape) not in shapes:
+        # a shape is a tuple; this runs at every call, and takes the host as long as it has tensors
+        if tensor.shape not in allowed if isinstance(allowed, list) else tensor.shape != allowed:
+            shapes = allowed if isinstance(allowed, list) else [allowed]
             these = " or ".join(str(list(shape)) for shape in shapes)
             given = f" to go with {to_go_with}" if to_go_with else ""
             raise ValueError(f"{op}: {name} must be {these}{given}, got {list(tensor.shape)}.")
@@ -51,12 +52,13 @@ def check_tensors(op: str, x: Tensor, *others: Tensor | None, beside: Sequence[o
 
     beside: further arguments, of which those that are tensors must be on that device, whatever their dtype is.
     """
+    device = x.device
     for tensor in (x, *others):
         if tensor is not None and not tensor.dtype.is_floating_point:
             raise ValueError(f"{op}: takes tensors of floating point, got {tensor.dtype}; convert it.")
     for other in (*others, *beside):
         # a kernel would take an address on another device for one of its own
-        if isinstance(other, Tensor) and other.device != x.device:
+        if isinstance(other, Tensor) and other.device != device:
             raise ValueError(f"{op}: needs all tensors on one device, got {x.device} and {other.device}; move them.")
 
 

@@ -146,7 +146,7 @@ REFUSED = {
         ("or with `positions` [B, P, H, K]; got q, k and v [2, 69, 2, 8], [2, 70, 2, 8], ", {"q": less(1)}),
         ("k and v must be", {"q": lambda x: x[..., 0]}),
         ("k and v must be", {name: none_of(3) for name in "qkv"}),
-        ("positions must be [2, 70] and int64, got [2, 69]", {"positions": torch.zeros(2, 69, dtype=INT)}),
+        ("positions must be [2, 70] and int64, got [2, 69]", {"positions": ones(2, 69, dtype=INT)}),
         ("positions must be [2, 70] and int64, got [2, 70] and torch.float32", {"positions": ones(2, 70)}),
         ("window must be at least 1 and whole, got 0", {"window": 0}),
         ("window must be at least 1 and whole, got 2.5", {"window": 2.5}),
@@ -180,11 +180,11 @@ REFUSED = {
         ("bias must be [5], got [4]", {"bias": less(0)}),
         ("activation='gelu' is not one of None, 'silu'", {"activation": "gelu"}),
         ("initial_state must be [2, 5, 3], or longer along the last axis, got [2, 5, 2]", {"initial_state": less(2)}),
-        ("seq_idx excludes states", {"seq_idx": torch.zeros(2, 37, dtype=INT)}),
+        ("seq_idx excludes states", {"seq_idx": ones(2, 37, dtype=INT)}),
         BACKEND,
     ],
     "causal_conv1d without state": [
-        ("seq_idx must be [2, 8], got [2, 7]", {"seq_idx": torch.zeros(2, 7, dtype=INT)}),
+        ("seq_idx must be [2, 8], got [2, 7]", {"seq_idx": ones(2, 7, dtype=INT)}),
         ("seq_idx must be integers, got torch.float32", {"seq_idx": ones(2, 8)}),
     ],
     "causal_conv1d_step": [
@@ -473,7 +473,7 @@ REFUSED_BY_KERNELS = {
         (NARROW, {ALL: double}),
         ("needs at least one element", {"residues": none_of(1), "Lambda": none_of(0), "dt": none_of(0)}),
     ],
-    "causal_conv1d without state": [("does not take seq_idx", {"seq_idx": torch.zeros(2, 8, dtype=INT)})],
+    "causal_conv1d without state": [("does not take seq_idx", {"seq_idx": ones(2, 8, dtype=INT)})],
     "causal_conv1d_step": [(GRADIENT, {"weight": trained})],
     "delta_rule": [
         (NARROW, {ALL: double}),

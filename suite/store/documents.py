@@ -10,6 +10,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -98,8 +99,12 @@ _VERDICT = TypeAdapter(_Verdict)
 _ENDING = TypeAdapter(StoredEnding)
 
 
+@lru_cache(maxsize=4096)
 def settings_in(text: str | None) -> dict[str, Any]:
-    """The settings of a run, from the column `config`. ValueError where they are none."""
+    """The settings of a run, from the column `config`. ValueError where they are none.
+
+    They are kept, because whoever reads rows needs them again after they were checked; so nobody may change them.
+    """
     return _checked(_object_in(text or "{}"), _SETTINGS)
 
 

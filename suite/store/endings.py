@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from suite.store.checks import PART, Fault, believed, check_file
 from suite.store.documents import ENDING, OF_ENDINGS, StoredEnding, ending_in, ending_of, operators_in
-from suite.store.storage import SchemaError, files_below, is_part, load, pieces, result_path
+from suite.store.storage import SchemaError, files_below, ids_in, is_part, load, pieces, result_path
 from suite.store.target import as_oserror, files_like, is_remote, readable
 
 
@@ -237,14 +237,25 @@ def _place(path: Path) -> tuple[str, str]:
 
 
 def runs_of(path: Path, skip: Told | None = None) -> Iterable[str]:
-    """The ids of the runs that a results file has. skip: as for `endings`."""
-    return _endings_in(path, skip) if is_part(path) else (path.stem,)
+    """The ids of the runs that a results file has, whether they can be believed or not.
+
+    skip: called with a sentence on a part that cannot be read; None: SchemaError is raised.
+    """
+    if not is_part(path):
+        return (path.stem,)
+    try:
+        return ids_in(path)
+    except SchemaError as error:
+        if skip is None:
+            raise
+        skip(str(error))
+        return ()
 
 
 def find(roots: Iterable[Path], beginning: str, skip: Told | None = None) -> list[tuple[str, Path]]:
     """Id and file of every stored run whose id begins so, below several roots in their order.
 
-    skip: as for `endings`.
+    skip: as for `runs_of`.
     """
     paths = [path for root in roots for path in files_below(root)]
     return [(run_id, path) for path in paths for run_id in runs_of(path, skip) if run_id.startswith(beginning)]

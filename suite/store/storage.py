@@ -12,6 +12,7 @@ by name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -169,30 +170,55 @@ def pieces(path: Path, columns: Sequence[str], run_id: str = "") -> Iterator[pa.
     They have the columns that `suite.store.checks` needs, too.
     """
     wanted = list(dict.fromkeys((*columns, *checks.READ)))
+    with _named(path), _opened(_source(path), TEXTS) as file:
+        there = file.schema_arrow
+        if len(set(there.names)) < len(there.names):
+            raise ValueError("it has a column twice")
+        names = [name for name in dict.fromkeys(("schema", *wanted)) if name in there.names]
+        if not is_part(path):
+            # a file is small, and threads would take longer to start than to read
+            yield _as_today(path, file.read(names, use_threads=False), there, wanted)
+            return
+        _check_order(file.metadata)
+        for i in range(file.num_row_groups):
+            if run_id and not _may_have(file.metadata.row_group(i), run_id):
+                continue
+            table = _as_today(path, file.read_row_group(i, names, use_threads=False), there, wanted)
+            yield table.filter(pc.equal(table["run_id"], run_id)) if run_id else table
+
+
+@lru_cache(maxsize=1024)
+def ids_in(part: Path) -> tuple[str, ...]:
+    """The ids of the runs in a part, which is never edited, so that they are read once; their rows are not checked.
+
+    Raises SchemaError for a part that cannot be read.
+    """
+    with _named(part), _opened(_source(part), ["run_id"]) as file:
+        if "run_id" not in file.schema_arrow.names:
+            raise ValueError("it has no column run_id")
+        found = file.read(["run_id"], use_threads=False)["run_id"].unique().cast(pa.string())
+        found.validate(full=True)
+        return tuple(found.drop_null().to_pylist())
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Makes a SchemaError that names the file of an error that arises while it is read."""
     try:
-        # opening a named pipe would wait for a writer
-        if not is_remote(path) and not path.is_file():
-            raise OSError("no regular file")
-        with _opened(_content_of(path) if is_part(path) else readable(path), TEXTS) as file:
-            there = file.schema_arrow
-            if len(set(there.names)) < len(there.names):
-                raise ValueError("it has a column twice")
-            names = [name for name in dict.fromkeys(("schema", *wanted)) if name in there.names]
-            if not is_part(path):
-                # a file is small, and threads would take longer to start than to read
-                yield _as_today(path, file.read(names, use_threads=False), there, wanted)
-                return
-            _check_order(file.metadata)
-            for i in range(file.num_row_groups):
-                if run_id and not _may_have(file.metadata.row_group(i), run_id):
-                    continue
-                table = _as_today(path, file.read_row_group(i, names, use_threads=False), there, wanted)
-                yield table.filter(pc.equal(table["run_id"], run_id)) if run_id else table
+        yield
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, SchemaError):
             raise
         reason = " ".join(str(error).split())[:120]
         raise SchemaError(f"{path}: damaged or not a parquet file ({reason}); remove it") from None
+
+
+def _source(path: Path) -> Path | BinaryIO:
+    """What a results file is read from. ValueError or OSError where it is none."""
+    # opening a named pipe would wait for a writer
+    if not is_remote(path) and not path.is_file():
+        raise OSError("no regular file")
+    return _content_of(path) if is_part(path) else readable(path)
 
 
 def part_name(content: bytes) -> str:

@@ -91,7 +91,7 @@ class TableSpec(Config):
     """Decimals that are shown; None: as many as the paper prints, at least one."""
     tolerance: NonNegative = 1.0
     """A cell agrees with the paper if it differs by no more than this, in the shown unit."""
-    chance: float | None = None
+    chance: Score | None = None
     """The number of a guess, in the shown unit. A published number that is no better than this by more than the
     tolerance is at chance: that ours agrees with it says nothing."""
     protocol: str = ""

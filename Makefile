@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=10 --durations-min=1
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: quickstart test quick test-all test-gpu faults lint types docs clean
+.PHONY: quickstart test quick test-all test-gpu faults lint links types docs clean
 
 quickstart: $(VENV)/quickstart.stamp
 	$(BIN)/python run_suite.py run quickstart --jobs 2
@@ -43,11 +43,18 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(VENV)/test.stamp
+# The package with its parts as links, for tools that read sources and import nothing: mypy and the documentation site.
+LINKS := build/types/subquad
+links:
+	mkdir -p $(LINKS)
+	for part in suite tasks models kernels reports run_suite.py; do ln -sfn ../../../$$part $(LINKS)/$$part; done
+	ln -sfn ../../../suite/package/subquad/__init__.py $(LINKS)/__init__.py
+
+types: $(VENV)/test.stamp links
 	$(BIN)/mypy
 
 # The documentation site, in build/site. A dead link or a page that cannot be made is an error.
-docs: $(VENV)/docs.stamp
+docs: $(VENV)/docs.stamp links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:

@@ -1,7 +1,10 @@
 """Subquad's command line and composition root: the only file that knows every folder.
 
 The commands are in `suite/commands`; they get the tables and folders of the repository from here. So do the functions
-for Python, `from run_suite import load, results, run` (`suite/notebook.py`).
+for Python, `from subquad import load, results, run` (`suite/notebook.py`).
+
+In a checkout that is not installed, this file puts the folder of the package `subquad` on the import path, in place of
+its own folder, whose subfolders have names that other packages have, too (`suite/package/subquad/__init__.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ import signal
 import sys
 from pathlib import Path
 
-if not Path(__file__).with_name("suite").is_dir():
-    # an installed wheel has the folders where their names collide with nobody's (suite/packaging.py)
-    sys.path.insert(0, str(Path(__file__).with_name("subquad-home")))
+if __name__ != "subquad.run_suite":
+    _here = Path(__file__).resolve().parent
+    sys.path[:] = [str(_here / "suite" / "package"), *(p for p in sys.path if Path(p).resolve() != _here)]
 
 if __name__ == "__main__":
     # until the command line handles it, which takes a second of imports, Ctrl-C ends the process without a traceback
@@ -24,19 +27,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 # torch, pandas and matplotlib take seconds to import: what needs them is imported inside a function
-from kernels import OPERATORS
-from models import MODELS
-from suite import commands
-from suite.commands.repository import Repository
-from suite.contracts import Recorder
-from suite.environment import reads_utf8
-from suite.notebook import Notebook
-from suite.registry import Entry, Registry
-from tasks import TASKS
+from subquad.kernels import OPERATORS
+from subquad.models import MODELS
+from subquad.suite import commands
+from subquad.suite.commands.repository import Repository
+from subquad.suite.contracts import Recorder
+from subquad.suite.environment import reads_utf8
+from subquad.suite.notebook import Notebook
+from subquad.suite.registry import Entry, Registry
+from subquad.tasks import TASKS
 
 if TYPE_CHECKING:
-    from kernels.workload import Workload
-    from suite.bench import contracts as bench_contracts
+    from subquad.kernels.workload import Workload
+    from subquad.suite.bench import contracts as bench_contracts
 
     # operators import nothing of the harness, so the type checker compares theirs with its interface only here
     def _workload(workload: Workload) -> bench_contracts.Workload:
@@ -47,43 +50,43 @@ WORKLOADS = Registry("operator", {name: Entry(*where) for name, where in OPERATO
 
 
 def _versions() -> Mapping[str, int]:
-    from kernels.versions import VERSIONS
+    from subquad.kernels.versions import VERSIONS
 
     return VERSIONS
 
 
 def _recorder() -> Recorder:
-    from kernels.backend import record_operators
+    from subquad.kernels.backend import record_operators
 
     return record_operators
 
 
 def _rendering() -> Any:
-    from reports import render
+    from subquad.reports import render
 
     return render
 
 
 def _data() -> Any:
-    from tasks import data
+    from subquad.tasks import data
 
     return data
 
 
 def _data_rate() -> Any:
-    from tasks.data import rate
+    from subquad.tasks.data import rate
 
     return rate
 
 
 def _leakage(task: Any) -> Mapping[str, int]:
-    from tasks.data.stored import leakage
+    from subquad.tasks.data.stored import leakage
 
     return leakage(task)
 
 
 def _checkpoints() -> Any:
-    from models import checkpoints
+    from subquad.models import checkpoints
 
     return checkpoints
 

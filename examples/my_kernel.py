@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, traffic
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, traffic
 
 
 @triton.jit

@@ -10,9 +10,9 @@ python run_suite.py report mqar/leaderboard --plugin examples/my_mixer.py
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from models.backbone import BackboneConfig
-from models.parts.mixer import Mixer
+from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.mixer import Mixer
 
 
 class MyMixer(Mixer):

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from suite.bounds import Size
-from suite.contracts import IGNORE, Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase, token_segment
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array, TaskBase, token_segment
 
 WRITE_0, WRITE_1, READ, PASS = range(4)
 

@@ -12,8 +12,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from kernels.checks import check_tensors
-from kernels.versions import VERSIONS
+from subquad.kernels.checks import check_tensors
+from subquad.kernels.versions import VERSIONS
 
 NO_GRADIENT = "has no gradient; call it under torch.no_grad()"
 """The obstacle of step functions, whose kernels are forward only."""

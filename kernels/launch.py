@@ -22,8 +22,8 @@ import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from kernels.device import is_hopper, speaks_ptx
-from kernels.layout import as_pairs
+from subquad.kernels.device import is_hopper, speaks_ptx
+from subquad.kernels.layout import as_pairs
 
 TESTED_TRITON = ("3.6", "3.9")
 """Versions of Triton, major and minor, on which relaunching through `CompiledKernel.run` was tested on a GPU."""

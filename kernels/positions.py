@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kernels.checks import check_shapes
+from subquad.kernels.checks import check_shapes
 
 
 def at_least_float32(x: Tensor) -> Tensor:

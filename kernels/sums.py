@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import num_processors
-from kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.device import num_processors
+from subquad.kernels.launch import cdiv, launch, power_of_2
 
 COLUMNS = 32
 """Columns that one program adds: 128 bytes of a row in float32."""

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import Function
-from kernels.launch import CompileOptions, cdiv, launch
+from subquad.kernels.autograd import Function
+from subquad.kernels.launch import CompileOptions, cdiv, launch
 
 
 class Tile(NamedTuple):

@@ -3,51 +3,88 @@
 The names are those of the papers' tables.
 """
 
-from suite.registry import Entry, Registry
+from subquad.suite.registry import Entry, Registry
 
 MODELS = Registry(
     "model",
     {
-        "attention": Entry("models.attention:AttentionConfig", "softmax attention, GPT-2 style (Vaswani et al. 2017)"),
-        "transformer++": Entry("models.transformer:TransformerPPConfig", "attention with RoPE, SwiGLU and RMSNorm"),
-        "pythia": Entry("models.pythia:PythiaConfig", "GPT-NeoX, attention beside an MLP (Biderman et al. 2023)"),
+        "attention": Entry(
+            "subquad.models.attention:AttentionConfig", "softmax attention, GPT-2 style (Vaswani et al. 2017)"
+        ),
+        "transformer++": Entry(
+            "subquad.models.transformer:TransformerPPConfig", "attention with RoPE, SwiGLU and RMSNorm"
+        ),
+        "pythia": Entry(
+            "subquad.models.pythia:PythiaConfig", "GPT-NeoX, attention beside an MLP (Biderman et al. 2023)"
+        ),
         "linear-attention": Entry(
-            "models.linear_attention:LinearAttentionConfig", "attention without softmax (Katharopoulos et al. 2020)"
+            "subquad.models.linear_attention:LinearAttentionConfig",
+            "attention without softmax (Katharopoulos et al. 2020)",
         ),
-        "based": Entry("models.based:BasedConfig", "linear attention, a Taylor series of exp (Arora et al. 2024)"),
-        "retnet": Entry("models.retnet:RetNetConfig", "linear attention, one fixed decay per head (Sun et al. 2023)"),
-        "gla": Entry("models.gla:GLAConfig", "gated linear attention, one decay per key channel (Yang et al. 2023)"),
-        "hgrn2": Entry("models.hgrn2:HGRN2Config", "gated linear RNN with state expansion (Qin et al. 2024)"),
+        "based": Entry(
+            "subquad.models.based:BasedConfig", "linear attention, a Taylor series of exp (Arora et al. 2024)"
+        ),
+        "retnet": Entry(
+            "subquad.models.retnet:RetNetConfig", "linear attention, one fixed decay per head (Sun et al. 2023)"
+        ),
+        "gla": Entry(
+            "subquad.models.gla:GLAConfig", "gated linear attention, one decay per key channel (Yang et al. 2023)"
+        ),
+        "hgrn2": Entry("subquad.models.hgrn2:HGRN2Config", "gated linear RNN with state expansion (Qin et al. 2024)"),
         "lightning": Entry(
-            "models.lightning:LightningConfig", "linear attention, decays by head and layer (Qin et al. 2024)"
+            "subquad.models.lightning:LightningConfig", "linear attention, decays by head and layer (Qin et al. 2024)"
         ),
-        "abc": Entry("models.abc_attention:ABCConfig", "attention with bounded memory control (Peng et al. 2022)"),
-        "gsa": Entry("models.gsa:GSAConfig", "gated slot attention (Zhang et al. 2024)"),
-        "s4": Entry("models.s4:S4Config", "state space model, diagonal less low rank (Gu et al. 2022)"),
-        "s4d": Entry("models.s4d:S4DConfig", "diagonal state space model (Gu et al. 2022)"),
-        "dss-softmax": Entry("models.dss:DSSSoftmaxConfig", "diagonal state spaces, row-softmax (Gupta et al. 2022)"),
-        "dss-exp": Entry("models.dss:DSSExpConfig", "diagonal state spaces, Re(A) = -exp (Gupta et al. 2022)"),
-        "dss-exp-no-scale": Entry("models.dss:DSSExpNoScaleConfig", "dss-exp without its scale factor, an ablation"),
-        "gss": Entry("models.gss:GSSConfig", "gated state spaces (Mehta et al. 2022)"),
-        "h3": Entry("models.h3:H3Config", "shift and diagonal SSM with multiplicative gates (Fu et al. 2023)"),
-        "hyena": Entry("models.hyena:HyenaConfig", "gated long convolutions, implicit filters (Poli et al. 2023)"),
-        "mamba": Entry("models.mamba:MambaConfig", "selective state space model (Gu and Dao 2023)"),
-        "mamba2": Entry("models.mamba2:Mamba2Config", "state space duality, one decay per head (Dao and Gu 2024)"),
-        "mamba3": Entry("models.mamba3:Mamba3Config", "Mamba-2 with rotations and a trapezoid (Lahoti et al. 2026)"),
-        "deltanet": Entry("models.deltanet:DeltaNetConfig", "linear attention with the delta rule (Yang et al. 2024)"),
+        "abc": Entry(
+            "subquad.models.abc_attention:ABCConfig", "attention with bounded memory control (Peng et al. 2022)"
+        ),
+        "gsa": Entry("subquad.models.gsa:GSAConfig", "gated slot attention (Zhang et al. 2024)"),
+        "s4": Entry("subquad.models.s4:S4Config", "state space model, diagonal less low rank (Gu et al. 2022)"),
+        "s4d": Entry("subquad.models.s4d:S4DConfig", "diagonal state space model (Gu et al. 2022)"),
+        "dss-softmax": Entry(
+            "subquad.models.dss:DSSSoftmaxConfig", "diagonal state spaces, row-softmax (Gupta et al. 2022)"
+        ),
+        "dss-exp": Entry("subquad.models.dss:DSSExpConfig", "diagonal state spaces, Re(A) = -exp (Gupta et al. 2022)"),
+        "dss-exp-no-scale": Entry(
+            "subquad.models.dss:DSSExpNoScaleConfig", "dss-exp without its scale factor, an ablation"
+        ),
+        "gss": Entry("subquad.models.gss:GSSConfig", "gated state spaces (Mehta et al. 2022)"),
+        "h3": Entry("subquad.models.h3:H3Config", "shift and diagonal SSM with multiplicative gates (Fu et al. 2023)"),
+        "hyena": Entry(
+            "subquad.models.hyena:HyenaConfig", "gated long convolutions, implicit filters (Poli et al. 2023)"
+        ),
+        "mamba": Entry("subquad.models.mamba:MambaConfig", "selective state space model (Gu and Dao 2023)"),
+        "mamba2": Entry(
+            "subquad.models.mamba2:Mamba2Config", "state space duality, one decay per head (Dao and Gu 2024)"
+        ),
+        "mamba3": Entry(
+            "subquad.models.mamba3:Mamba3Config", "Mamba-2 with rotations and a trapezoid (Lahoti et al. 2026)"
+        ),
+        "deltanet": Entry(
+            "subquad.models.deltanet:DeltaNetConfig", "linear attention with the delta rule (Yang et al. 2024)"
+        ),
         "gated-deltanet": Entry(
-            "models.deltanet:GatedDeltaNetConfig", "delta rule, one decay per head (Yang et al. 2024)"
+            "subquad.models.deltanet:GatedDeltaNetConfig", "delta rule, one decay per head (Yang et al. 2024)"
         ),
-        "kda": Entry("models.deltanet:KDAConfig", "delta rule, one decay per key channel (Kimi Team 2025)"),
+        "kda": Entry("subquad.models.deltanet:KDAConfig", "delta rule, one decay per key channel (Kimi Team 2025)"),
         "delta-product": Entry(
-            "models.deltanet:DeltaProductConfig", "several delta-rule steps per token (Siems et al. 2025)"
+            "subquad.models.deltanet:DeltaProductConfig", "several delta-rule steps per token (Siems et al. 2025)"
         ),
-        "rwkv": Entry("models.rwkv:RWKVConfig", "RWKV-4, a weighted mean over the past (Peng et al. 2023)"),
-        "rwkv6": Entry("models.rwkv6:RWKV6Config", "linear attention, one decay per key channel (Peng et al. 2024)"),
-        "rwkv7": Entry("models.rwkv7:RWKV7Config", "decay by channel and a generalised delta rule (Peng et al. 2025)"),
-        "slstm": Entry("models.slstm:SLSTMConfig", "xLSTM's scalar memory, gates read the output (Beck et al. 2024)"),
-        "mlstm": Entry("models.mlstm:MLSTMConfig", "xLSTM's matrix memory, exponential gates (Beck et al. 2024)"),
-        "sashimi": Entry("models.sashimi:SashimiConfig", "U-Net over time of any blocks (Goel et al. 2022)"),
-        "hybrid": Entry("models.hybrid:HybridConfig", "layers with the mixers of different models, from any list"),
+        "rwkv": Entry("subquad.models.rwkv:RWKVConfig", "RWKV-4, a weighted mean over the past (Peng et al. 2023)"),
+        "rwkv6": Entry(
+            "subquad.models.rwkv6:RWKV6Config", "linear attention, one decay per key channel (Peng et al. 2024)"
+        ),
+        "rwkv7": Entry(
+            "subquad.models.rwkv7:RWKV7Config", "decay by channel and a generalised delta rule (Peng et al. 2025)"
+        ),
+        "slstm": Entry(
+            "subquad.models.slstm:SLSTMConfig", "xLSTM's scalar memory, gates read the output (Beck et al. 2024)"
+        ),
+        "mlstm": Entry(
+            "subquad.models.mlstm:MLSTMConfig", "xLSTM's matrix memory, exponential gates (Beck et al. 2024)"
+        ),
+        "sashimi": Entry("subquad.models.sashimi:SashimiConfig", "U-Net over time of any blocks (Goel et al. 2022)"),
+        "hybrid": Entry(
+            "subquad.models.hybrid:HybridConfig", "layers with the mixers of different models, from any list"
+        ),
     },
 )

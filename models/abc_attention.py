@@ -26,17 +26,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32
-from models.parts.channel import ChannelMixerKind
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
-from models.parts.norms import NormKind
-from models.parts.options import require_divides
-from models.parts.time_axis import LeftPadding, blank, running_sum
-from suite.bounds import Epsilon, Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import NormKind
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.time_axis import LeftPadding, blank, running_sum
+from subquad.suite.bounds import Epsilon, Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
 

@@ -26,16 +26,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.attention import attention, attention_step
-from models.backbone import BackboneConfig
-from models.parts.linear import Linear, ResidualLinear, linear, unbind
-from models.parts.mixer import FusedStepMixer, Mixer
-from models.parts.options import require_divides
-from models.parts.positions import Rotary
-from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
-from suite.bounds import Fraction, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.attention import attention, attention_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.linear import Linear, ResidualLinear, linear, unbind
+from subquad.models.parts.mixer import FusedStepMixer, Mixer
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.positions import Rotary
+from subquad.models.parts.step import step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
+from subquad.suite.bounds import Fraction, Width
+from subquad.suite.contracts import TaskSpec
 
 ALL = 2**40
 """A window as long as any sequence."""

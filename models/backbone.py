@@ -19,23 +19,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.embedding import embedding
-from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
-from models.parts.casts import at_least_float32, autocast_dtype, cast_once
-from models.parts.decoder import PositionDecoder
-from models.parts.layer import Layer, joined
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer, Rescalable
-from models.parts.norms import NORM_MODULES, add_norm, make_norm
-from models.parts.options import NetworkOptions
-from models.parts.positions import sinusoidal_table
-from models.parts.recompute import recomputed_layer
-from models.parts.short_conv import BaseConv, ShortConv
-from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
-from suite.contracts import IGNORE, ParamGroup, TaskSpec
-from suite.model import Convolution, Model
-from suite.state import map_tensors
+from subquad.kernels.embedding import embedding
+from subquad.kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
+from subquad.models.parts.casts import at_least_float32, autocast_dtype, cast_once
+from subquad.models.parts.decoder import PositionDecoder
+from subquad.models.parts.layer import Layer, joined
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import Mixer, Rescalable
+from subquad.models.parts.norms import NORM_MODULES, add_norm, make_norm
+from subquad.models.parts.options import NetworkOptions
+from subquad.models.parts.positions import sinusoidal_table
+from subquad.models.parts.recompute import recomputed_layer
+from subquad.models.parts.short_conv import BaseConv, ShortConv
+from subquad.models.parts.step import step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
+from subquad.suite.contracts import IGNORE, ParamGroup, TaskSpec
+from subquad.suite.model import Convolution, Model
+from subquad.suite.state import map_tensors
 
 NO_DECAY_KINDS = ("bias", "norm", "embedding")
 

@@ -23,18 +23,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig
-from models.linear_attention import LinearAttention
-from models.parts.casts import at_least_float32
-from models.parts.channel import ChannelMixerKind
-from models.parts.linear import ResidualLinear
-from models.parts.linear_attention import Projected
-from models.parts.mixer import Mixer
-from models.parts.norms import NormKind
-from models.parts.options import require_divides
-from models.parts.step import step_linear
-from suite.bounds import Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.models.backbone import BackboneConfig
+from subquad.models.linear_attention import LinearAttention
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear_attention import Projected
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import NormKind
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.step import step_linear
+from subquad.suite.bounds import Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 
 class TaylorFeatures(nn.Module):

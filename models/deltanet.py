@@ -37,20 +37,20 @@ import torch.nn.functional as F
 from pydantic import field_validator
 from torch import Tensor, nn
 
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.delta_rule import delta_rule, delta_rule_step
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32, rate_of
-from models.parts.channel import ChannelMixerKind
-from models.parts.initial import reset_taps, step_bias
-from models.parts.linear import Linear, ResidualLinear
-from models.parts.mixer import FusedStepMixer, Mixer
-from models.parts.norms import NormKind, RMSNorm, unit
-from models.parts.options import require_divides
-from models.parts.step import shared_norm, step_linear
-from models.parts.time_axis import LeftPadding, blank
-from suite.bounds import Epsilon, Factor, Positive, Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.delta_rule import delta_rule, delta_rule_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32, rate_of
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.initial import reset_taps, step_bias
+from subquad.models.parts.linear import Linear, ResidualLinear
+from subquad.models.parts.mixer import FusedStepMixer, Mixer
+from subquad.models.parts.norms import NormKind, RMSNorm, unit
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.step import shared_norm, step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.suite.bounds import Epsilon, Factor, Positive, Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]

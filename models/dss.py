@@ -28,18 +28,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
-from kernels.ssm_kernel import ssm_kernel
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32
-from models.parts.channel import ChannelMixerKind
-from models.parts.finite_filter import FiniteFilter
-from models.parts.mixer import Mixer
-from models.parts.norms import NormKind
-from models.parts.time_axis import LeftPadding, blank
-from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
-from suite.bounds import Positive, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
+from subquad.kernels.ssm_kernel import ssm_kernel
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.finite_filter import FiniteFilter
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import NormKind
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
+from subquad.suite.bounds import Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 Variant = Literal["dss-softmax", "dss-exp", "dss-exp-no-scale"]
 

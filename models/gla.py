@@ -21,17 +21,17 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.forget_gate import forget_gate
-from models.backbone import BackboneConfig
-from models.parts.channel import ChannelMixerKind
-from models.parts.linear import ResidualLinear
-from models.parts.linear_attention import GatedLinearMixer, Projected
-from models.parts.mixer import Mixer
-from models.parts.norms import NormKind, RMSNorm
-from models.parts.options import require_divides
-from models.parts.step import shared_norm, step_linear
-from suite.bounds import Epsilon, Positive, Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.forget_gate import forget_gate
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.step import shared_norm, step_linear
+from subquad.suite.bounds import Epsilon, Positive, Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 
 class GLA(GatedLinearMixer):

@@ -15,15 +15,15 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.dss import DSS
-from models.hybrid import AttentionLayersConfig
-from models.parts.channel import ChannelMixerKind
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
-from models.parts.time_axis import LeftPadding
-from models.s4d import State, check_ssm
-from suite.bounds import Factor, Positive, Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.models.dss import DSS
+from subquad.models.hybrid import AttentionLayersConfig
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.time_axis import LeftPadding
+from subquad.models.s4d import State, check_ssm
+from subquad.suite.bounds import Factor, Positive, Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 
 class GSS(Mixer):

@@ -27,24 +27,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.autograd import OnceDifferentiable
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.h3_inner import h3_inner_step
-from models.hybrid import AttentionLayersConfig
-from models.hyena import LongConv
-from models.mamba import S6
-from models.parts.bidirectional import Bidirectional
-from models.parts.casts import at_least_float32
-from models.parts.finite_filter import FiniteFilter
-from models.parts.initial import reset_taps
-from models.parts.linear import Linear, ResidualLinear
-from models.parts.mixer import FusedStepMixer, Mixer
-from models.parts.options import require_divides
-from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank, time_contiguous
-from models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
-from suite.bounds import Positive, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.autograd import OnceDifferentiable
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.h3_inner import h3_inner_step
+from subquad.models.hybrid import AttentionLayersConfig
+from subquad.models.hyena import LongConv
+from subquad.models.mamba import S6
+from subquad.models.parts.bidirectional import Bidirectional
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.finite_filter import FiniteFilter
+from subquad.models.parts.initial import reset_taps
+from subquad.models.parts.linear import Linear, ResidualLinear
+from subquad.models.parts.mixer import FusedStepMixer, Mixer
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.step import step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank, time_contiguous
+from subquad.models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
+from subquad.suite.bounds import Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 
 class ShiftSSM(FiniteFilter):

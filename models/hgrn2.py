@@ -20,18 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.forget_gate import forget_gate
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32
-from models.parts.channel import ChannelMixerKind
-from models.parts.linear import ResidualLinear
-from models.parts.linear_attention import GatedLinearMixer, Projected
-from models.parts.mixer import Mixer
-from models.parts.norms import NormKind, RMSNorm
-from models.parts.options import require_divides
-from models.parts.step import step_linear
-from suite.bounds import Epsilon, Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.forget_gate import forget_gate
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.step import step_linear
+from subquad.suite.bounds import Epsilon, Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 
 class LowerBounds(nn.Module):

@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from models import MODELS
-from models.attention import Attention
-from models.backbone import BackboneConfig
-from models.parts.mixer import Mixer
-from models.parts.options import require_divides
-from models.parts.short_conv import BaseConv
-from suite.bounds import Count, Positive, Width
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.models.attention import Attention
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.short_conv import BaseConv
+from subquad.suite.bounds import Count, Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 BASE_CONV = "base-conv"
 """Name of a `BaseConv` layer, which is not in the registry of models."""

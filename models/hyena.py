@@ -32,17 +32,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.fft_conv import fft_conv
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32
-from models.parts.initial import reset_taps
-from models.parts.linear import Linear, ResidualLinear, unbind
-from models.parts.mixer import Mixer
-from models.parts.options import require_divides
-from models.parts.time_axis import LeftPadding, blank
-from suite.bounds import Factor, Positive, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.fft_conv import fft_conv
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.initial import reset_taps
+from subquad.models.parts.linear import Linear, ResidualLinear, unbind
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.suite.bounds import Factor, Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, ...]
 

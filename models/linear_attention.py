@@ -20,16 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32
-from models.parts.linear import ResidualLinear
-from models.parts.linear_attention import GatedLinearMixer, Projected
-from models.parts.mixer import Mixer
-from models.parts.norms import RMSNorm
-from models.parts.options import require_divides
-from models.parts.step import step_linear
-from suite.bounds import Width
-from suite.contracts import TaskSpec
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import RMSNorm
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.step import step_linear
+from subquad.suite.bounds import Width
+from subquad.suite.contracts import TaskSpec
 
 FeatureMap = Literal["elu+1", "relu", "swish", "identity"]
 

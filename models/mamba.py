@@ -42,24 +42,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.mamba_inner import mamba_inner_step
-from kernels.selective_scan import selective_scan, selective_scan_step
-from models.backbone import BackboneConfig
-from models.hyena import LongConv
-from models.parts.casts import at_least_float32, rate_of
-from models.parts.channel import ChannelMixerKind
-from models.parts.initial import reset_taps, step_bias
-from models.parts.linear import ResidualLinear, split_linear
-from models.parts.mixer import FusedStepMixer, Mixer
-from models.parts.norms import NormKind
-from models.parts.options import require_divides
-from models.parts.recompute import Recomputing, at_once, spares
-from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank
-from models.s4d import DiagonalSSM, Initialisation, State, check_ssm
-from suite.bounds import Factor, Positive, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.mamba_inner import mamba_inner_step
+from subquad.kernels.selective_scan import selective_scan, selective_scan_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.hyena import LongConv
+from subquad.models.parts.casts import at_least_float32, rate_of
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.initial import reset_taps, step_bias
+from subquad.models.parts.linear import ResidualLinear, split_linear
+from subquad.models.parts.mixer import FusedStepMixer, Mixer
+from subquad.models.parts.norms import NormKind
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.recompute import Recomputing, at_once, spares
+from subquad.models.parts.step import step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.models.s4d import DiagonalSSM, Initialisation, State, check_ssm
+from subquad.suite.bounds import Factor, Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 Inner = Literal["s6", "s4d", "s4d-real", "hyena"]
 Selected = Literal["dt", "B", "C"]

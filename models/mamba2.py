@@ -21,20 +21,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32, rate_of
-from models.parts.channel import ChannelMixerKind
-from models.parts.initial import reset_taps, step_bias
-from models.parts.linear import ResidualLinear, split_linear
-from models.parts.mixer import FusedStepMixer, Mixer
-from models.parts.norms import NormKind, RMSNorm
-from models.parts.options import require_divides
-from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank
-from suite.bounds import Factor, Positive, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32, rate_of
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.initial import reset_taps, step_bias
+from subquad.models.parts.linear import ResidualLinear, split_linear
+from subquad.models.parts.mixer import FusedStepMixer, Mixer
+from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.step import step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.suite.bounds import Factor, Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
 

@@ -31,19 +31,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from kernels.rotated_keys import rotate_pairs, rotated_keys
-from models.mamba2 import HeadsConfig
-from models.parts.casts import at_least_float32
-from models.parts.channel import ChannelMixerKind
-from models.parts.initial import step_bias
-from models.parts.linear import ResidualLinear, split_linear
-from models.parts.linear_attention import read_moved
-from models.parts.mixer import Mixer
-from models.parts.norms import RMSNorm
-from models.parts.time_axis import LeftPadding, blank, running_sum
-from suite.bounds import Ratio
-from suite.contracts import TaskSpec
+from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys
+from subquad.models.mamba2 import HeadsConfig
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.initial import step_bias
+from subquad.models.parts.linear import ResidualLinear, split_linear
+from subquad.models.parts.linear_attention import read_moved
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import RMSNorm
+from subquad.models.parts.time_axis import LeftPadding, blank, running_sum
+from subquad.suite.bounds import Ratio
+from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 LEAST_RATE = 1e-4

@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from models.attention import Attention, AttentionConfig
-from models.backbone import BackboneConfig
-from models.parts.channel import MLP
-from models.parts.layer import Layer
-from models.parts.mixer import Mixer
-from models.parts.positions import Rotary
-from models.parts.time_axis import LeftPadding, take_positions
-from suite.contracts import TaskSpec
+from subquad.models.attention import Attention, AttentionConfig
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.channel import MLP
+from subquad.models.parts.layer import Layer
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.positions import Rotary
+from subquad.models.parts.time_axis import LeftPadding, take_positions
+from subquad.suite.contracts import TaskSpec
 
 
 class ExactMLP(MLP):

@@ -21,19 +21,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention_step
-from models.backbone import BackboneConfig
-from models.parts.channel import ChannelMixerKind
-from models.parts.linear import ResidualLinear
-from models.parts.linear_attention import GatedLinearMixer
-from models.parts.mixer import Mixer
-from models.parts.norms import NormKind, RMSNorm
-from models.parts.options import require_divides
-from models.parts.positions import Rotary
-from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank, positions_seen
-from suite.bounds import Epsilon, Factor, Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.gated_linear_attention import gated_linear_attention_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear_attention import GatedLinearMixer
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.positions import Rotary
+from subquad.models.parts.step import step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen
+from subquad.suite.bounds import Epsilon, Factor, Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
 

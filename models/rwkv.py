@@ -25,18 +25,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.token_shift import Weighs, token_shift, token_shift_step
-from kernels.wkv import EMPTY, empty_state, wkv, wkv_step
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32, rate_of
-from models.parts.channel import ChannelMixerKind
-from models.parts.layer import Layer, joined
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
-from models.parts.norms import make_norm
-from models.parts.time_axis import LeftPadding, blank
-from suite.bounds import Positive, Ratio
-from suite.contracts import TaskSpec
+from subquad.kernels.token_shift import Weighs, token_shift, token_shift_step
+from subquad.kernels.wkv import EMPTY, empty_state, wkv, wkv_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32, rate_of
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.layer import Layer, joined
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import make_norm
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.suite.bounds import Positive, Ratio
+from subquad.suite.contracts import TaskSpec
 
 
 class Shifting(Mixer):

@@ -29,18 +29,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention
-from kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
-from models.parts.casts import LARGEST_LOG
-from models.parts.linear import ResidualLinear
-from models.parts.linear_attention import read_moved
-from models.parts.mixer import Mixer
-from models.parts.norms import HeadNorm
-from models.parts.options import require_divides
-from models.parts.time_axis import LeftPadding, blank
-from models.rwkv import RWKVConfig, Shifting
-from suite.bounds import Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.gated_linear_attention import gated_linear_attention
+from subquad.kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
+from subquad.models.parts.casts import LARGEST_LOG
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear_attention import read_moved
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import HeadNorm
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.models.rwkv import RWKVConfig, Shifting
+from subquad.suite.bounds import Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 USES = 5
 """w, k, v, r, g: the inputs of the decay, of the three linear maps and of the gate."""

@@ -28,16 +28,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.delta_rule import delta_rule
-from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
-from models.parts.casts import at_least_float32
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
-from models.parts.norms import HeadNorm
-from models.rwkv import ChannelMixing
-from models.rwkv6 import MatrixStateConfig, MatrixTimeMix
-from suite.bounds import Width
-from suite.contracts import TaskSpec
+from subquad.kernels.delta_rule import delta_rule
+from subquad.kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import HeadNorm
+from subquad.models.rwkv import ChannelMixing
+from subquad.models.rwkv6 import MatrixStateConfig, MatrixTimeMix
+from subquad.suite.bounds import Width
+from subquad.suite.contracts import TaskSpec
 
 USES = ("r", "w", "k", "v", "a", "g")
 

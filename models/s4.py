@@ -38,16 +38,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from kernels.cauchy import cauchy, elements_per_point
-from kernels.fft_conv import fft_conv
-from models.backbone import BackboneConfig
-from models.parts.casts import at_least_float32
-from models.parts.hippo import RANKS, Measure, diagonal_less_low_rank
-from models.parts.mixer import Mixer
-from models.parts.time_axis import LeftPadding, blank
-from models.s4d import SSMLayer, State, check_ssm, fill_log_uniform
-from suite.bounds import Positive, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.cauchy import cauchy, elements_per_point
+from subquad.kernels.fft_conv import fft_conv
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.hippo import RANKS, Measure, diagonal_less_low_rank
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.models.s4d import SSMLayer, State, check_ssm, fill_log_uniform
+from subquad.suite.bounds import Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 MIN_DECAY = 1e-4
 """Least -Re(Lambda) at the start."""

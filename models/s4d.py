@@ -22,15 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
-from kernels.ssm_kernel import ssm_kernel
-from models.backbone import BackboneConfig
-from models.parts.casts import as_autocast, at_least_float32
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
-from models.parts.time_axis import LeftPadding, blank
-from suite.bounds import Positive, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
+from subquad.kernels.ssm_kernel import ssm_kernel
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import as_autocast, at_least_float32
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.suite.bounds import Positive, Width
+from subquad.suite.contracts import TaskSpec
 
 Initialisation = Literal["lin", "inv", "legs", "real", "random"]
 Discretization = Literal["zoh", "bilinear"]

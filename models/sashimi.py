@@ -48,17 +48,17 @@ import torch.nn.functional as F
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 
-from models import MODELS
-from models.backbone import BackboneConfig
-from models.hybrid import OF_THE_WHOLE, own_options, today
-from models.parts.casts import at_least_float32
-from models.parts.channel import ChannelMixerKind
-from models.parts.layer import Layer, joined
-from models.parts.mixer import Mixer, choose_rows
-from models.parts.time_axis import LeftPadding
-from suite.bounds import Factor, Layers, Positive
-from suite.contracts import TaskSpec
-from suite.state import map_tensors
+from subquad.models import MODELS
+from subquad.models.backbone import BackboneConfig
+from subquad.models.hybrid import OF_THE_WHOLE, own_options, today
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.layer import Layer, joined
+from subquad.models.parts.mixer import Mixer, choose_rows
+from subquad.models.parts.time_axis import LeftPadding
+from subquad.suite.bounds import Factor, Layers, Positive
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.state import map_tensors
 
 State = tuple[Any, ...]
 

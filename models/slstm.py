@@ -23,18 +23,18 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.slstm import EMPTY, empty_state, slstm, slstm_step
-from models.backbone import BackboneConfig
-from models.parts.casts import as_autocast, at_least_float32
-from models.parts.channel import ChannelMixerKind
-from models.parts.initial import reset_taps
-from models.parts.mixer import Mixer
-from models.parts.norms import HeadNorm
-from models.parts.options import require_divides
-from models.parts.time_axis import LeftPadding, blank
-from suite.bounds import Factor, Ratio, Width
-from suite.contracts import TaskSpec
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.slstm import EMPTY, empty_state, slstm, slstm_step
+from subquad.models.backbone import BackboneConfig
+from subquad.models.parts.casts import as_autocast, at_least_float32
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.initial import reset_taps
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import HeadNorm
+from subquad.models.parts.options import require_divides
+from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.suite.bounds import Factor, Ratio, Width
+from subquad.suite.contracts import TaskSpec
 
 GATES = 4
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from models.attention import AttentionConfig
-from models.parts.channel import ChannelMixerKind
-from models.parts.norms import NormKind
-from suite.bounds import Ratio, Width
+from subquad.models.attention import AttentionConfig
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.norms import NormKind
+from subquad.suite.bounds import Ratio, Width
 
 
 class TransformerPPConfig(AttentionConfig):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from suite.options import Config
+from subquad.suite.options import Config
 
 if TYPE_CHECKING:
     import torch

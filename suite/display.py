@@ -16,12 +16,12 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from suite.options import shortened
-from suite.registry import counted
-from suite.runner import UNNEEDED, Finished
-from suite.runs import Progress as RunProgress
-from suite.runs import Run
-from suite.settings.grid import iter_keys
+from subquad.suite.options import shortened
+from subquad.suite.registry import counted
+from subquad.suite.runner import UNNEEDED, Finished
+from subquad.suite.runs import Progress as RunProgress
+from subquad.suite.runs import Run
+from subquad.suite.settings.grid import iter_keys
 
 MOST_SETTINGS = 4
 """A label with more settings than that would not fit on a line."""

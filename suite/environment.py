@@ -17,7 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import subquad
+
 REPOSITORY = Path(__file__).resolve().parent.parent
+"""The folder with `suite`, `tasks`, `models`, `kernels` and `reports`."""
+IMPORTED_FROM = Path(subquad.__file__).resolve().parent.parent
+"""The folder from which `subquad` is imported."""
+
+
+def import_path() -> str:
+    """PYTHONPATH of a process that imports `subquad` as this one does, and what else its environment names."""
+    return os.pathsep.join([str(IMPORTED_FROM), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def reads_utf8() -> bool:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from suite.model import Model
-from suite.state import copy_into
-from suite.training.capture import WARMUPS, record
+from subquad.suite.model import Model
+from subquad.suite.state import copy_into
+from subquad.suite.training.capture import WARMUPS, record
 
 EVERY = 32
 """Steps after which the host looks whether all rows have stopped."""

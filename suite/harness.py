@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from suite.generate import Sampling, end_of_stop, generate
-from suite.model import Model
-from suite.registry import nearest
+from subquad.suite.generate import Sampling, end_of_stop, generate
+from subquad.suite.model import Model
+from subquad.suite.registry import nearest
 
 Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.contracts import IGNORE, ParamGroup
+from subquad.suite.contracts import IGNORE, ParamGroup
 
 
 @runtime_checkable

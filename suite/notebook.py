@@ -1,6 +1,6 @@
 """`run`, `results` and `load` for Python: what the commands do, with frames and models in place of printed tables.
 
-    from run_suite import load, results, run
+    from subquad import load, results, run
 
 Arguments have the names and meanings of the options of the commands, and a fault is a ValueError with the sentence
 that the command would print. Modules that are slow to import are imported by the functions that need them.
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from suite.commands.repository import LOCAL, Repository, existing
-from suite.options import shortened
-from suite.store.target import target
+from subquad.suite.commands.repository import LOCAL, Repository, existing
+from subquad.suite.options import shortened
+from subquad.suite.store.target import target
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from suite.contracts import Task
-    from suite.model import Model
+    from subquad.suite.contracts import Task
+    from subquad.suite.model import Model
 
 Filter = Mapping[str, Any]
 """Key to a value, or to a list of alternatives: `{"model.name": ["gla", "dss-*"]}`."""
@@ -70,12 +70,12 @@ class Notebook:
 
         A run that fails is no exception: its row `run` says why. An interrupted call continues when it is repeated.
         """
-        from suite.commands.carrying_out import prepare
-        from suite.commands.console import lasting_console
-        from suite.display import GridDisplay
-        from suite.executors.contract import Settings
-        from suite.store import endings
-        from suite.store.rows import Selection
+        from subquad.suite.commands.carrying_out import prepare
+        from subquad.suite.commands.console import lasting_console
+        from subquad.suite.display import GridDisplay
+        from subquad.suite.executors.contract import Settings
+        from subquad.suite.store import endings
+        from subquad.suite.store.rows import Selection
 
         _require_utf8()
         if not experiments:
@@ -149,10 +149,10 @@ class Notebook:
 
         run_id: a run id or the beginning of one, or a file of weights.
         """
-        from suite.environment import pick_device
-        from suite.settings.resolver import Resolver
-        from suite.store.weights import find_weights
-        from suite.training.weights import load_model
+        from subquad.suite.environment import pick_device
+        from subquad.suite.settings.resolver import Resolver
+        from subquad.suite.store.weights import find_weights
+        from subquad.suite.training.weights import load_model
 
         _require_utf8()
         _listed([run_id], "run_id")
@@ -164,7 +164,7 @@ class Notebook:
 
 
 def _require_utf8() -> None:
-    from suite.environment import reads_utf8
+    from subquad.suite.environment import reads_utf8
 
     if not reads_utf8():
         raise ValueError("the locale of this Python is not UTF-8, in which files are read; start it with PYTHONUTF8=1")

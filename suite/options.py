@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from suite.registry import nearest
+from subquad.suite.registry import nearest
 
 
 def check_finite(value: Any, where: str) -> None:

@@ -1,7 +1,7 @@
-"""Builds a wheel with grids and rows, and without names in site-packages that other packages may have.
+"""Builds a wheel with grids and rows in one package, `subquad`.
 
 A checkout has the folders `suite`, `tasks`, `models`, `kernels` and `reports` at its top level. In a wheel they lie in
-the folder `HOME`, whose name is no name of a package, beside `run_suite.py`, which adds it to the import path.
+the folder of the package (`suite/package/subquad/__init__.py`), with `run_suite.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from setuptools.command.build_py import build_py
 
-HOME = "subquad-home"
+HOME = "subquad"
 FOLDERS = ("suite", "tasks", "models", "kernels", "reports", "results/reference")
 
 
@@ -32,8 +32,9 @@ class BuildPy(build_py):
         # files of an earlier build would be installed, too
         shutil.rmtree(target, ignore_errors=True)
         for name in FOLDERS:
-            shutil.copytree(root / name, target / HOME / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copyfile(root / "run_suite.py", target / "run_suite.py")
+            shutil.copytree(root / name, target / HOME / name, ignore=shutil.ignore_patterns("__pycache__", "package"))
+        for file in (root / "run_suite.py", root / "suite" / "package" / "subquad" / "__init__.py"):
+            shutil.copyfile(file, target / HOME / file.name)
         command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
         (target / HOME / "COMMIT").write_text(found.stdout.strip())

@@ -24,12 +24,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from suite.environment import REPOSITORY
-from suite.identity import files_digest
-from suite.registry import PLUGGABLE, Entry
+from subquad.suite.environment import REPOSITORY
+from subquad.suite.identity import files_digest
+from subquad.suite.registry import PLUGGABLE, Entry
 
 GROUP = "subquad.plugins"
 """Group of the entry points with which an installed package offers a plugin."""
+FOLDERS = ("suite", "tasks", "models", "kernels", "reports", "run_suite")
+"""Parts of the package `subquad`."""
 TABLES = {kind: f"{kind.upper()}S" for kind in PLUGGABLE}
 """Kind of a name to the dictionary of the plugin that defines it."""
 
@@ -115,7 +117,7 @@ def only_on_this_machine(entries: Iterable[Entry]) -> list[str]:
     for entry in entries:
         module = entry.target.partition(":")[0]
         file = Path(getattr(sys.modules.get(module), "__file__", None) or "")
-        below = Path(*module.split("."))
+        below = Path(*module.removeprefix("subquad.").split("."))
         inside = {REPOSITORY / below.with_suffix(".py"), REPOSITORY / below / "__init__.py"}
         if entry.plugin and "site-packages" not in file.parts and file not in inside:
             found.append(str(file))
@@ -162,7 +164,10 @@ def reason_of(error: BaseException) -> str:
     # a SyntaxError names its file and line, and an error of the caller's own frame has no other place
     has_place = len(frames) > 1 and not isinstance(error, SyntaxError)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if has_place else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"
+    # names of before version 0.2; a module of the user's own may have one, too
+    module = (error.name or "").split(".")[0] if isinstance(error, ImportError) else ""
+    hint = f"; Subquad's own is subquad.{module}" if module in FOLDERS else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{place}{hint}"
 
 
 def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: object, value: Any) -> Entry:

@@ -9,7 +9,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from suite.training.measure import synchronize
+from subquad.suite.training.measure import synchronize
 
 WARM_UP = 3
 """Steps before the first that counts: kernels are compiled and memory is taken in the first ones."""

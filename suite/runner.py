@@ -14,24 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.bench.config import SpeedRun, TimingRun
-from suite.contracts import Recorder, no_operators
-from suite.plugins import changed_since_planned
-from suite.registry import Entry
-from suite.runs import Alive, Progress, Report, Run, RunEnded, Stop, Worker, never, unwatched
-from suite.store import endings, storage
-from suite.store.target import private_folder
-from suite.store.weights import save_weights
-from suite.training.live import Log
-from suite.training.run import TrainingRun
+from subquad.suite.bench.config import SpeedRun, TimingRun
+from subquad.suite.contracts import Recorder, no_operators
+from subquad.suite.plugins import changed_since_planned
+from subquad.suite.registry import Entry
+from subquad.suite.runs import Alive, Progress, Report, Run, RunEnded, Stop, Worker, never, unwatched
+from subquad.suite.store import endings, storage
+from subquad.suite.store.target import private_folder
+from subquad.suite.store.weights import save_weights
+from subquad.suite.training.live import Log
+from subquad.suite.training.run import TrainingRun
 
 if TYPE_CHECKING:
     import torch
 
 WORKERS: dict[type[Run], Entry] = {
-    TrainingRun: Entry("suite.training.trainer:Trainer", "trains a model on a task"),
-    TimingRun: Entry("suite.bench.series:OperatorTimer", "times an operator"),
-    SpeedRun: Entry("suite.bench.models:ModelTimer", "times a model"),
+    TrainingRun: Entry("subquad.suite.training.trainer:Trainer", "trains a model on a task"),
+    TimingRun: Entry("subquad.suite.bench.series:OperatorTimer", "times an operator"),
+    SpeedRun: Entry("subquad.suite.bench.models:ModelTimer", "times a model"),
 }
 """Kind of run to the `Worker` that carries it out. Workers import torch, which no plan needs, and are loaded by name.
 """
@@ -160,8 +160,8 @@ def execute(
     keep_weights: write the weights of a model that was trained beside its rows (`suite.store.weights`).
     log: viewers that get the metrics of a training run while it trains (`suite.training.live.SINKS`).
     """
-    from suite.training import checkpoints
-    from suite.training.numerics import host_threads
+    from subquad.suite.training import checkpoints
+    from subquad.suite.training.numerics import host_threads
 
     checkpoint = storage.checkpoint_path(root, run.experiment, run.scale, run.run_id)
     if fresh:
@@ -311,7 +311,7 @@ def _found(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _columns(run: Run, device: torch.device, started_at: str, sharing: int) -> dict[str, Any]:
-    from suite.environment import provenance
+    from subquad.suite.environment import provenance
 
     facts = provenance(device)
     if run.processes > 1:

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from suite.identity import identity
-from suite.metrics import domain_of, is_number, value_fault
+from subquad.suite.identity import identity
+from subquad.suite.metrics import domain_of, is_number, value_fault
 
 
 @dataclass(frozen=True)

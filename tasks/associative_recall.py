@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 from pydantic import model_validator
 
-from suite.bounds import Size
-from tasks.base import Array, token_dtype
-from tasks.synthetic_language import SyntheticLanguage
+from subquad.suite.bounds import Size
+from subquad.tasks.base import Array, token_dtype
+from subquad.tasks.synthetic_language import SyntheticLanguage
 
 
 class AssociativeRecall(SyntheticLanguage):

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from suite.contracts import Segment, TaskSpec
-from tasks.base import SPLITS, Array
-from tasks.data import DataError, NoDataError, cache, find, needed
-from tasks.data.stored import PlannedTask
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.tasks.base import SPLITS, Array
+from subquad.tasks.data import DataError, NoDataError, cache, find, needed
+from subquad.tasks.data.stored import PlannedTask
 
 RATE = 16_000
 LEVELS = 256

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.contracts import IGNORE, Segment, Task
+from subquad.suite.contracts import IGNORE, Segment, Task
 
 Array = NDArray[Any]
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from pydantic import model_validator
 
-from suite.bounds import Size
-from suite.contracts import IGNORE, Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase, token_dtype, token_segment
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array, TaskBase, token_dtype, token_segment
 
 INTERVALS_S = (1.0, 2.5)
 """Smallest and largest time between two time points of a recording, which has its own."""

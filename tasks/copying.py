@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from suite.bounds import Size
-from suite.contracts import IGNORE, Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import CHUNK_ROWS, Array, FreshTask, token_segment
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, token_segment
 
 
 class Copying(FreshTask):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.contracts import Segment
-from tasks.base import Array
-from tasks.data import DataError, cache, needed
-from tasks.data.stored import PlannedTask
-from tasks.data.unpack import unpack
+from subquad.suite.contracts import Segment
+from subquad.tasks.base import Array
+from subquad.tasks.data import DataError, cache, needed
+from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.unpack import unpack
 
 BASES = "ACGTN"
 """Tokens 0 to 4. The last one, N, also stands for every other letter of the IUPAC alphabet that leaves the base

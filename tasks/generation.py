@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.base import Array
+from subquad.tasks.base import Array
 
 
 def frechet_distance(first: Array, second: Array) -> float:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from suite.bounds import Size
-from suite.contracts import IGNORE, Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import SPLITS, Array
-from tasks.data import DataError, cache, find
-from tasks.dna import BASES, MASKED, UNKNOWN, DNATask, fasta_in, shared_bases
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import SPLITS, Array
+from subquad.tasks.data import DataError, cache, find
+from subquad.tasks.dna import BASES, MASKED, UNKNOWN, DNATask, fasta_in, shared_bases
 
 
 def _labels(soft_masked: bool) -> bytes:

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import SPLITS, Array
-from tasks.data import DataError, NoDataError, cache
-from tasks.data.stored import PlannedTask
-from tasks.data.tables import WORDS, pictures
-from tasks.lra.image import SUFFIXES, Pixels, as_grey, signal_segment
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import SPLITS, Array
+from subquad.tasks.data import DataError, NoDataError, cache
+from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.tables import WORDS, pictures
+from subquad.tasks.lra.image import SUFFIXES, Pixels, as_grey, signal_segment
 
 
 class ImageFolder(PlannedTask):

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import model_validator
 
-from suite.bounds import Count, Fraction, Size
-from suite.contracts import IGNORE, Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import Array, ScoredByClass, token_segment
+from subquad.suite.bounds import Count, Fraction, Size
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array, ScoredByClass, token_segment
 
 
 class Recall(ScoredByClass):

@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 from pydantic import model_validator
 
-from tasks.base import Array, token_dtype
-from tasks.synthetic_language import SyntheticLanguage
+from subquad.tasks.base import Array, token_dtype
+from subquad.tasks.synthetic_language import SyntheticLanguage
 
 
 def draw_induction(

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from suite.bounds import Count, Size, Total
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import CHUNK_ROWS, FreshTask, language_segment
-from tasks.induction_heads import draw_induction
+from subquad.suite.bounds import Count, Size, Total
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import CHUNK_ROWS, FreshTask, language_segment
+from subquad.tasks.induction_heads import draw_induction
 
 
 class InductionHeadsExtrapolation(FreshTask):

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tasks.base import Array
-from tasks.data import DataError, cache
+from subquad.tasks.base import Array
+from subquad.tasks.data import DataError, cache
 
 VERSION = 1
 """Raised whenever the network or its training changes."""

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from suite.contracts import IGNORE, Segment, TaskSpec
-from tasks.base import SPLITS, Array, token_dtype
-from tasks.data import DataError, NoDataError, cache, find, needed
-from tasks.data.stored import PlannedTask
-from tasks.data.tables import LOADERS, rows, split_tables
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.tasks.base import SPLITS, Array, token_dtype
+from subquad.tasks.data import DataError, NoDataError, cache, find, needed
+from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.tables import LOADERS, rows, split_tables
 
 SPACE = 0x20
 WHITESPACE = b" \t\n\r\v\f"

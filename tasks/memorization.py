@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import model_validator
 
-from suite.bounds import Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import Array, ScoredByClass, token_segment
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array, ScoredByClass, token_segment
 
 
 class Memorization(ScoredByClass):

@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from suite.bounds import Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import CHUNK_ROWS, Array, FreshTask, token_segment
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, token_segment
 
 SIGNS = "+-*=()"
 """Tokens behind the digits, in this order; one token of padding follows the last that a language has."""

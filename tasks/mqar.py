@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from suite.bounds import Size
-from suite.contracts import Segment, TaskSpec
-from suite.options import Config
-from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, weighted_distinct
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.options import Config
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, weighted_distinct
 
 
 class Shape(Config):

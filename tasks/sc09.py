@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from suite.bounds import Count, Positive, Steps
-from suite.contracts import Generation, Segment, TaskSpec
-from tasks.audio import LEVELS, ZERO, NextSample, mu_law, mu_law_decode, stretched
-from tasks.base import Array
-from tasks.data import DataError
-from tasks.data import folder as cached_folder
-from tasks.speech_commands import (
+from subquad.suite.bounds import Count, Positive, Steps
+from subquad.suite.contracts import Generation, Segment, TaskSpec
+from subquad.tasks.audio import LEVELS, ZERO, NextSample, mu_law, mu_law_decode, stretched
+from subquad.tasks.base import Array
+from subquad.tasks.data import DataError
+from subquad.tasks.data import folder as cached_folder
+from subquad.tasks.speech_commands import (
     ALL_WORDS,
     RATE,
     Recordings,
@@ -139,8 +139,8 @@ class SC09(SpokenWords, NextSample):
     def judge(self, clips: torch.Tensor, device: torch.device) -> Iterator[tuple[str, str, float]]:
         """Metrics (split, metric, value) of generated clips [R, length] of levels, of real test clips and of the
         judge."""
-        from tasks.generation import scores
-        from tasks.judge import judged, trained
+        from subquad.tasks.generation import scores
+        from subquad.tasks.judge import judged, trained
 
         arrays, rows = self.arrays(), self._rows()
 

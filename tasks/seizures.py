@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from pydantic import model_validator
 
-from suite.bounds import Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import CHUNK_ROWS, Array, TaskBase
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import CHUNK_ROWS, Array, TaskBase
 
 RATE = 200
 """Samples a second, as in the corpus of the paper."""

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from suite.bounds import Count, Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import CHUNK_ROWS, Array, FreshTask, ScoredByClass, distinct, token_dtype, token_segment
+from subquad.suite.bounds import Count, Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, ScoredByClass, distinct, token_dtype, token_segment
 
 
 class SelectiveCopying(ScoredByClass, FreshTask):

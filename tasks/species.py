@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from suite.bounds import Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import SPLITS, Array
-from tasks.data import DataError, NoDataError, cache, find, sources
-from tasks.data import folder as cached_folder
-from tasks.dna import BASES, MASKED, DNATask, fasta_below, shared_bases
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import SPLITS, Array
+from subquad.tasks.data import DataError, NoDataError, cache, find, sources
+from subquad.tasks.data import folder as cached_folder
+from subquad.tasks.dna import BASES, MASKED, DNATask, fasta_below, shared_bases
 
 GROUPS = {
     "five-species": ("human", "lemur", "mouse", "pig", "hippo"),

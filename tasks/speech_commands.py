@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
-from suite.bounds import Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.audio import told_size
-from tasks.base import Array
-from tasks.data import DataError, cache, find, needed
-from tasks.data.stored import PlannedTask
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.audio import told_size
+from subquad.tasks.base import Array
+from subquad.tasks.data import DataError, cache, find, needed
+from subquad.tasks.data.stored import PlannedTask
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 """The ten words in the order of their classes."""

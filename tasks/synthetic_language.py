@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from suite.bounds import Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import Array, TaskBase, language_segment, unique_rows
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array, TaskBase, language_segment, unique_rows
 
 
 class SyntheticLanguage(TaskBase):

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from suite.bounds import Size
-from suite.contracts import IGNORE, Segment, TaskSpec
-from tasks.base import Array
-from tasks.language import TextFile
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.tasks.base import Array
+from subquad.tasks.language import TextFile
 
 WORD = re.compile(rb"[A-Za-z']+")
 

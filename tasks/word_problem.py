@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from suite.bounds import Count, Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import CHUNK_ROWS, Array, FreshTask, token_segment, unique_rows
+from subquad.suite.bounds import Count, Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, token_segment, unique_rows
 
 LARGEST_ORDER = 720
 """Largest number of elements of a group, that of S6: the table of products has its square."""

@@ -66,7 +66,7 @@ def pytest_unconfigure():
 @pytest.fixture
 def poisoned_memory():
     """Fill what `torch.empty` returns with NaN, so that a result which no kernel wrote cannot pass."""
-    from suite.laws import calls
+    from subquad.suite.laws import calls
 
     with calls.poisoned_memory():
         yield

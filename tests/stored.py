@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from suite.identity import identity
-from suite.metrics import unit_of
-from suite.store import storage
+from subquad.suite.identity import identity
+from subquad.suite.metrics import unit_of
+from subquad.suite.store import storage
 
 
 def made(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], **columns: Any) -> list[dict[str, Any]]:

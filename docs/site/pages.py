@@ -24,17 +24,17 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 HOME = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(HOME))
+sys.path.insert(0, str(HOME / "suite" / "package"))
 
-from kernels import OPERATORS  # noqa: E402 - the repository is not a package that is installed
-from models import MODELS  # noqa: E402
-from models.backbone import BackboneConfig  # noqa: E402
-from reports.render import build, render  # noqa: E402
-from suite.options import Config  # noqa: E402
-from suite.registry import Entry  # noqa: E402
-from suite.settings.config import find_experiments, load_experiment  # noqa: E402
-from suite.store import storage  # noqa: E402
-from tasks import TASKS  # noqa: E402
+from subquad.kernels import OPERATORS  # noqa: E402 - the repository is not a package that is installed
+from subquad.models import MODELS  # noqa: E402
+from subquad.models.backbone import BackboneConfig  # noqa: E402
+from subquad.reports.render import build, render  # noqa: E402
+from subquad.suite.options import Config  # noqa: E402
+from subquad.suite.registry import Entry  # noqa: E402
+from subquad.suite.settings.config import find_experiments, load_experiment  # noqa: E402
+from subquad.suite.store import storage  # noqa: E402
+from subquad.tasks import TASKS  # noqa: E402
 
 EXPERIMENTS = find_experiments(HOME / "reports")
 REFERENCE = HOME / "results" / "reference"
@@ -120,11 +120,11 @@ def _natural(name: str) -> list[tuple[str, int]]:
 
 def _operators() -> str:
     """One entry for each folder of an operator."""
-    folders = dict.fromkeys(target.split(".")[1] for target, _ in OPERATORS.values())
+    folders = dict.fromkeys(target.split(".")[2] for target, _ in OPERATORS.values())
     lines = ["# Operators", "", "Equation, arguments, shapes and sources of every operator, from its docstrings."]
     for folder in folders:
         lines += ["", f"## {folder}", "", f"Derivation, limits and cost: [{folder}](../kernels/{folder}/README.md)."]
-        lines += ["", f"::: kernels.{folder}", *HEADLESS]
+        lines += ["", f"::: subquad.kernels.{folder}", *HEADLESS]
     return "\n".join(lines) + "\n"
 
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention.reference import attention_reference
-from kernels.autograd import kept, needs_gradient
-from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import check_number
-from kernels.rotary import rotate
+from subquad.kernels.attention.reference import attention_reference
+from subquad.kernels.autograd import kept, needs_gradient
+from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import check_number
+from subquad.kernels.rotary import rotate
 
 __all__ = ["attention", "attention_reference", "attention_step"]
 
@@ -72,7 +72,7 @@ def attention(
         window = None
     options: dict[str, Any] = {"obstacle": _obstacle(q, k, v, window), "is_faster": _is_faster(q, k)}
     if use_triton("attention", backend, q, k, v, beside=(positions, window), **options):
-        from kernels.attention.triton import attention_triton
+        from subquad.kernels.attention.triton import attention_triton
 
         with on_device_of(q):
             return attention_triton(q, k, v, positions=positions, scale=scale, dropout=dropout)
@@ -234,7 +234,7 @@ def attention_step(
     elif keys.stride() != values.stride() or keys.stride(3) != 1:
         obstacle = "takes keys and values of equal strides with contiguous channels"
     if use_triton("attention_step", backend, *tensors, beside=(count, window), obstacle=obstacle):
-        from kernels.attention.triton import attention_step_triton
+        from subquad.kernels.attention.triton import attention_step_triton
 
         with on_device_of(q):
             return attention_step_triton(q, k, v, keys, values, count, cos=cos, sin=sin, window=window, scale=scale)

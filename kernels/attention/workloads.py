@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention import attention, attention_step
-from kernels.attention.reference import attention_reference, attention_step_reference
-from kernels.workload import (
+from subquad.kernels.attention import attention, attention_step
+from subquad.kernels.attention.reference import attention_reference, attention_step_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

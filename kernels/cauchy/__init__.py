@@ -20,8 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import NO_ELEMENT, chooses_triton, on_device_of, use_triton
-from kernels.cauchy.matrix import cauchy_matrix
+from subquad.kernels.backend import NO_ELEMENT, chooses_triton, on_device_of, use_triton
+from subquad.kernels.cauchy.matrix import cauchy_matrix
 
 __all__ = ["cauchy", "elements_per_point"]
 
@@ -53,7 +53,7 @@ def cauchy(
     _check(residues, Lambda, dt, s)
     # for a complex tensor, the dtype of its parts decides
     if use_triton("cauchy", backend, dt, residues.real, Lambda.real, beside=(s,), obstacle=_obstacle(residues)):
-        from kernels.cauchy.triton import cauchy_triton
+        from subquad.kernels.cauchy.triton import cauchy_triton
 
         with on_device_of(dt):
             return cauchy_triton(residues, Lambda, dt, s)

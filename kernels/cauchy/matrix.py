@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cauchy.reference import points
+from subquad.kernels.cauchy.reference import points
 
 
 def cauchy_matrix(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> Tensor:

@@ -32,10 +32,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.ssm_kernel.system import times
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.ssm_kernel.system import times
 
 MOST_RESIDUES = 6
 """Largest number of residues of a pole in a program, which has two (backward four) registers for each and point."""

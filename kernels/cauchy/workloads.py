@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
-from kernels.cauchy import cauchy
-from kernels.cauchy.reference import cauchy_reference
-from kernels.ssm_kernel.workloads import make_system
-from kernels.workload import (
+from subquad.kernels.cauchy import cauchy
+from subquad.kernels.cauchy.reference import cauchy_reference
+from subquad.kernels.ssm_kernel.workloads import make_system
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

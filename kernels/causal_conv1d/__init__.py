@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.causal_conv1d.chunked import causal_conv1d_chunked
-from kernels.checks import check_choice, check_integers, check_shapes
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.causal_conv1d.chunked import causal_conv1d_chunked
+from subquad.kernels.checks import check_choice, check_integers, check_shapes
 
 __all__ = ["causal_conv1d", "causal_conv1d_step"]
 
@@ -61,7 +61,7 @@ def causal_conv1d(
     if seq_idx is not None:
         return _packed(x, weight, bias, activation, seq_idx, initial_state, return_final_state, backend)
     if use_triton("causal_conv1d", backend, x, weight, bias, initial_state):
-        from kernels.causal_conv1d.triton import causal_conv1d_triton
+        from subquad.kernels.causal_conv1d.triton import causal_conv1d_triton
 
         with on_device_of(x):
             return causal_conv1d_triton(x, weight, bias, activation, initial_state, return_final_state, time_last)
@@ -98,7 +98,7 @@ def causal_conv1d_step(
     tensors = (x, weight, bias, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
     if use_triton("causal_conv1d_step", backend, *tensors, obstacle=obstacle):
-        from kernels.causal_conv1d.triton import causal_conv1d_step_triton
+        from subquad.kernels.causal_conv1d.triton import causal_conv1d_step_triton
 
         with on_device_of(x):
             return causal_conv1d_step_triton(x, weight, bias, state, activation)

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.causal_conv1d import causal_conv1d
-from kernels.causal_conv1d.reference import causal_conv1d_reference
-from kernels.workload import (
+from subquad.kernels.causal_conv1d import causal_conv1d
+from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

@@ -16,12 +16,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import Allowed, check_heads, check_number, check_shapes
-from kernels.delta_rule.chunked import delta_rule_chunked
-from kernels.delta_rule.reference import delta_rule_reference, step
-from kernels.gated_linear_attention.packed import (
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_heads, check_number, check_shapes
+from subquad.kernels.delta_rule.chunked import delta_rule_chunked
+from subquad.kernels.delta_rule.reference import delta_rule_reference, step
+from subquad.kernels.gated_linear_attention.packed import (
     filled_sequences,
     has_empty,
     one_by_one,
@@ -135,7 +135,7 @@ def delta_rule(
     tensors = (q, k, v, beta, log_decay, write, plain, initial_state)
     reason = obstacle(q, k, v, log_decay, write, plain)
     if use_triton("delta_rule", backend, *tensors, obstacle=reason):
-        from kernels.delta_rule.triton import delta_rule_triton
+        from subquad.kernels.delta_rule.triton import delta_rule_triton
 
         with on_device_of(q):
             o, final_state = delta_rule_triton(
@@ -198,7 +198,7 @@ def delta_rule_step(
     tensors = (q, k, v, beta, log_decay, write, state)
     reason = NO_GRADIENT if needs_gradient(*tensors) else None
     if use_triton("delta_rule_step", backend, *tensors, obstacle=reason):
-        from kernels.delta_rule.triton import delta_rule_step_triton
+        from subquad.kernels.delta_rule.triton import delta_rule_step_triton
 
         with on_device_of(q):
             return delta_rule_step_triton(q, k, v, beta, log_decay, state, scale=scale, write=write, in_place=in_place)

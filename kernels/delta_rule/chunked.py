@@ -27,7 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.gated_linear_attention.chunked import (
+from subquad.kernels.gated_linear_attention.chunked import (
     Decay,
     chunk_length,
     decayed_scores,

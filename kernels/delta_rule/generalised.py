@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.checks import check_heads, check_shapes, check_tensors
-from kernels.delta_rule import delta_rule, obstacle
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_heads, check_shapes, check_tensors
+from subquad.kernels.delta_rule import delta_rule, obstacle
 
 
 def generalised_delta_rule_reference(
@@ -68,7 +68,7 @@ def generalised_delta_rule(
     reason = obstacle(q, write, v, log_decay, write, plain)
     in_triton = use_triton("generalised_delta_rule", backend, q, remove, v, log_decay, write, plain, obstacle=reason)
     if in_triton:
-        from kernels.delta_rule.triton.reading import reading_keys
+        from subquad.kernels.delta_rule.triton.reading import reading_keys
 
         with on_device_of(q):
             reading, log_decay = reading_keys(remove, log_decay, dtype)

@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta_rule import delta_rule, delta_rule_step
-from kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
-from kernels.delta_rule.reference import delta_rule_reference, step
-from kernels.workload import (
+from subquad.kernels.delta_rule import delta_rule, delta_rule_step
+from subquad.kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
+from subquad.kernels.delta_rule.reference import delta_rule_reference, step
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

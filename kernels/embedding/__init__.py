@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import on_device_of, use_triton
-from kernels.checks import check_integers
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_integers
 
 __all__ = ["embedding"]
 
@@ -42,7 +42,7 @@ def embedding(tokens: Tensor, weight: Tensor, *, backend: Literal["auto", "trito
     obstacle = f"takes D up to {MAX_WIDTH}, got {weight.shape[1]}" if weight.shape[1] > MAX_WIDTH else None
     pays = tokens.numel() >= MIN_TOKENS and needs_gradient(weight) and not torch.compiler.is_compiling()
     if use_triton("embedding", backend, weight, beside=(tokens,), obstacle=obstacle, is_faster=pays):
-        from kernels.embedding.triton import embedding_triton
+        from subquad.kernels.embedding.triton import embedding_triton
 
         with on_device_of(weight):
             return embedding_triton(tokens, weight)

@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient
-from kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient
+from subquad.kernels.launch import cdiv, launch, power_of_2
 
 CHUNK = 64
 """Rows of a program."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.embedding.reference import embedding_gradient_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, normal, sizes, uniform
+from subquad.kernels.embedding.reference import embedding_gradient_reference
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, normal, sizes, uniform
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -33,7 +33,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
 
 def load_triton() -> Callable[..., Tensor]:
-    from kernels.embedding.triton import embedding_gradient
+    from subquad.kernels.embedding.triton import embedding_gradient
 
     return embedding_gradient
 

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import NO_ELEMENT, on_device_of, use_triton
-from kernels.checks import check_shapes
-from kernels.fft_conv.chunked import fft_conv_chunked
+from subquad.kernels.backend import NO_ELEMENT, on_device_of, use_triton
+from subquad.kernels.checks import check_shapes
+from subquad.kernels.fft_conv.chunked import fft_conv_chunked
 
 __all__ = ["fft_conv"]
 
@@ -56,7 +56,7 @@ def fft_conv(
     is_faster = _kernels_are_faster(u, filter, gate_in is not None or gate_out is not None)
     obstacle = None if u.numel() else NO_ELEMENT
     if use_triton("fft_conv", backend, *tensors, obstacle=obstacle, is_faster=is_faster):
-        from kernels.fft_conv.triton import fft_conv_triton
+        from subquad.kernels.fft_conv.triton import fft_conv_triton
 
         # autocast does not know meta tensors, for which launchers compute shapes
         with on_device_of(u), torch.autocast("cuda" if u.is_cuda else "cpu", enabled=False):

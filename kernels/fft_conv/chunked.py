@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
-from kernels.backend import on_device_of, use_triton
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
+from subquad.kernels.backend import on_device_of, use_triton
 
 
 @lru_cache(maxsize=1024)
@@ -82,7 +82,7 @@ def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
         return v * taps[:, 0]
     # transforms run along the last axis: contiguous rows beat strided ones on every library
     if use_triton("transpose", "auto", v):
-        from kernels.transpose import time_last
+        from subquad.kernels.transpose import time_last
 
         with on_device_of(v):
             v = time_last(v)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.fft_conv import fft_conv
-from kernels.fft_conv.reference import fft_conv_reference
-from kernels.workload import (
+from subquad.kernels.fft_conv import fft_conv
+from subquad.kernels.fft_conv.reference import fft_conv_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,
@@ -78,7 +78,7 @@ def torch_fft_conv(
 
 def has_products(shape: Shape, dtype: torch.dtype) -> str | None:
     """The reason why the Triton path would run PyTorch's FFT, or None."""
-    from kernels.fft_conv.triton.plan import has_kernels
+    from subquad.kernels.fft_conv.triton.plan import has_kernels
 
     steps = int(shape["T"])
     return (

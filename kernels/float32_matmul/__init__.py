@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import check_shapes
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import check_shapes
 
 __all__ = ["float32_matmul", "takes_parts"]
 
@@ -52,7 +52,7 @@ def float32_matmul(
     _check(a, b, bias, out)
     is_faster = _is_faster(a, a.shape[0] * b.numel())
     if use_triton("float32_matmul", backend, a, b, bias, out, obstacle=_obstacle(a, b, bias, out), is_faster=is_faster):
-        from kernels.float32_matmul.triton import float32_matmul_triton
+        from subquad.kernels.float32_matmul.triton import float32_matmul_triton
 
         with on_device_of(a):
             return float32_matmul_triton(a, b, bias, out=out)

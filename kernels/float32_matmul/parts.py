@@ -36,9 +36,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import num_processors
-from kernels.float16_parts import UNSCALE, halves, power_scale, split_dot
-from kernels.launch import CompileOptions, cdiv, launch
+from subquad.kernels.device import num_processors
+from subquad.kernels.float16_parts import UNSCALE, halves, power_scale, split_dot
+from subquad.kernels.launch import CompileOptions, cdiv, launch
 
 SIDE = 128
 """Rows and columns of a tile that shares a scale."""

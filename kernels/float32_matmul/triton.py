@@ -24,8 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import float32_products, interpreted, num_processors
-from kernels.launch import CompileOptions, cdiv, launch
+from subquad.kernels.device import float32_products, interpreted, num_processors
+from subquad.kernels.launch import CompileOptions, cdiv, launch
 
 TF32, BF16 = "tf32x3", "bf16x6"
 """Three products of two TF32 numbers each, or six of three bfloat16 numbers each, as Triton names them."""

@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.float32_matmul import float32_matmul
-from kernels.float32_matmul.reference import float32_matmul_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.float32_matmul import float32_matmul
+from subquad.kernels.float32_matmul.reference import float32_matmul_reference
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -42,7 +42,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 def load_parts() -> Callable[..., Tensor]:
     import triton  # noqa: F401
 
-    from kernels.float32_matmul.parts import Parts, parts_matmul, split
+    from subquad.kernels.float32_matmul.parts import Parts, parts_matmul, split
 
     def parts(x: Tensor) -> Parts:
         return split(x) if x.stride(1) == 1 else split(x.t()).t()

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import check_number
-from kernels.positions import at_least_float32
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import check_number
+from subquad.kernels.positions import at_least_float32
 
 __all__ = ["forget_gate"]
 
@@ -52,7 +52,7 @@ def forget_gate(
     if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
         "forget_gate", backend, x, logits, obstacle=obstacle
     ):
-        from kernels.forget_gate.triton import forget_gate_triton
+        from subquad.kernels.forget_gate.triton import forget_gate_triton
 
         with on_device_of(x):
             return forget_gate_triton(x, logits, layer, damping, complement)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.forget_gate import forget_gate
-from kernels.forget_gate.reference import forget_gate_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.forget_gate import forget_gate
+from subquad.kernels.forget_gate.reference import forget_gate_reference
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def _with_layer(op: Callable[..., Any]) -> Callable[..., Any]:

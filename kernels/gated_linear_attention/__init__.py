@@ -13,18 +13,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import Allowed, check_choice, check_heads, check_number, check_shapes
-from kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
-from kernels.gated_linear_attention.packed import (
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_choice, check_heads, check_number, check_shapes
+from subquad.kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
+from subquad.kernels.gated_linear_attention.packed import (
     filled_sequences,
     has_empty,
     one_by_one,
     sequence_ends,
     states_of_all,
 )
-from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
+from subquad.kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
 
 __all__ = ["gated_linear_attention", "gated_linear_attention_reference", "gated_linear_attention_step"]
 
@@ -88,7 +88,7 @@ def gated_linear_attention(
         )
         return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
     if use_triton("gated_linear_attention", backend, q, k, v, log_decay, initial_state):
-        from kernels.gated_linear_attention.triton import gated_linear_attention_triton
+        from subquad.kernels.gated_linear_attention.triton import gated_linear_attention_triton
 
         with on_device_of(q):
             o, final_state = gated_linear_attention_triton(
@@ -146,7 +146,7 @@ def gated_linear_attention_step(
     tensors = (q, k, v, log_decay, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else None
     if use_triton("gated_linear_attention_step", backend, *tensors, obstacle=obstacle):
-        from kernels.gated_linear_attention.triton import gated_linear_attention_step_triton
+        from subquad.kernels.gated_linear_attention.triton import gated_linear_attention_step_triton
 
         with on_device_of(q):
             return gated_linear_attention_step_triton(

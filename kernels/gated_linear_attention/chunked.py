@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, not_saved
+from subquad.kernels.autograd import OnceDifferentiable, not_saved
 
 CHUNK = 64
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kernels.checks import check_integers
+from subquad.kernels.checks import check_integers
 
 
 def sequence_ends(op: str, cu_seqlens: Tensor | None, batch: int, length: int) -> list[int] | None:

@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
-from kernels.workload import (
+from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

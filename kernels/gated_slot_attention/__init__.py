@@ -14,19 +14,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import check_heads, check_number, check_shapes
-from kernels.gated_linear_attention import gated_linear_attention_step
-from kernels.gated_linear_attention.packed import (
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import check_heads, check_number, check_shapes
+from subquad.kernels.gated_linear_attention import gated_linear_attention_step
+from subquad.kernels.gated_linear_attention.packed import (
     filled_sequences,
     has_empty,
     one_by_one,
     sequence_ends,
     states_of_all,
 )
-from kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
-from kernels.gated_slot_attention.reference import State, gated_slot_attention_reference
+from subquad.kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
+from subquad.kernels.gated_slot_attention.reference import State, gated_slot_attention_reference
 
 __all__ = ["gated_slot_attention", "gated_slot_attention_reference", "gated_slot_attention_step"]
 
@@ -100,7 +100,7 @@ def gated_slot_attention(
         final_state = states_of_all(final[0], keys, ends), states_of_all(final[1], values, ends)
         return (o, final_state) if return_final_state else o
     if use_triton("gated_slot_attention", backend, q, k, v, slots, log_decay, keys, values):
-        from kernels.gated_slot_attention.triton import gated_slot_attention_triton
+        from subquad.kernels.gated_slot_attention.triton import gated_slot_attention_triton
 
         with on_device_of(q):
             o, last_state = gated_slot_attention_triton(

@@ -14,14 +14,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.gated_linear_attention.chunked import (
+from subquad.kernels.gated_linear_attention.chunked import (
     attend_chunks,
     chunk_length,
     from_chunks,
     make_decay,
     to_chunks,
 )
-from kernels.gated_slot_attention.reference import State
+from subquad.kernels.gated_slot_attention.reference import State
 
 
 def gated_slot_attention_chunked(

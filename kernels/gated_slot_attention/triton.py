@@ -26,13 +26,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.gated_linear_attention.triton.passes import GradDtypes, backward, forward
-from kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner, dense_channels
-from kernels.gated_linear_attention.triton.scores import ChunkFactors
-from kernels.gated_slot_attention.reference import State
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, backward, forward
+from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner, dense_channels
+from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
+from subquad.kernels.gated_slot_attention.reference import State
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
 
 SOFTMAX_ELEMENTS = 4096
 """Number of elements that one program of `_softmax_kernel` works on."""

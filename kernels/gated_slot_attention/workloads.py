@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.gated_linear_attention.workloads import first, products
-from kernels.gated_slot_attention import gated_slot_attention
-from kernels.gated_slot_attention.reference import gated_slot_attention_reference
-from kernels.workload import (
+from subquad.kernels.gated_linear_attention.workloads import first, products
+from subquad.kernels.gated_slot_attention import gated_slot_attention
+from subquad.kernels.gated_slot_attention.reference import gated_slot_attention_reference
+from subquad.kernels.workload import (
     FINAL,
     Cost,
     Implementation,

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import Allowed, check_choice, check_number, check_shapes
-from kernels.lti_ssm import DiagonalSystem, lti_ssm_step
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_choice, check_number, check_shapes
+from subquad.kernels.lti_ssm import DiagonalSystem, lti_ssm_step
 
 __all__ = ["h3_inner_step"]
 
@@ -67,7 +67,7 @@ def h3_inner_step(
     elif state.dtype != torch.complex64:
         obstacle = f"takes a state in complex64, got {state.dtype}"
     if use_triton("h3_inner_step", backend, q, *tensors, beside=(state,), obstacle=obstacle):
-        from kernels.h3_inner.triton import h3_inner_step_triton
+        from subquad.kernels.h3_inner.triton import h3_inner_step_triton
 
         with on_device_of(q):
             return h3_inner_step_triton(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.lti_ssm.reference import lti_ssm_reference
+from subquad.kernels.lti_ssm.reference import lti_ssm_reference
 
 
 def h3_inner_step_reference(

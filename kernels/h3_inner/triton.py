@@ -25,10 +25,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import cdiv, launch, overlap_options, power_of_2
-from kernels.layout import dense
-from kernels.lti_ssm import DiagonalSystem
-from kernels.ssm_kernel.system import load_system, times
+from subquad.kernels.launch import cdiv, launch, overlap_options, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.lti_ssm import DiagonalSystem
+from subquad.kernels.ssm_kernel.system import load_system, times
 
 
 class Tuning(NamedTuple):

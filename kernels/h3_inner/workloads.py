@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.h3_inner import h3_inner_step
-from kernels.h3_inner.reference import h3_inner_step_reference
-from kernels.lti_ssm import DiagonalSystem
-from kernels.lti_ssm.workloads import PARAMETERS, make_parameters
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.h3_inner import h3_inner_step
+from subquad.kernels.h3_inner.reference import h3_inner_step_reference
+from subquad.kernels.lti_ssm import DiagonalSystem
+from subquad.kernels.lti_ssm.workloads import PARAMETERS, make_parameters
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 KEEP = ("window", "state", "taps", "shift_skip", *(name for name in PARAMETERS if name != "B"))
 

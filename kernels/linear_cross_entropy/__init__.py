@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.checks import check_integers, check_shapes
-from kernels.linear_cross_entropy.chunked import linear_cross_entropy_chunked
-from kernels.linear_cross_entropy.padding import aligned_linear
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_integers, check_shapes
+from subquad.kernels.linear_cross_entropy.chunked import linear_cross_entropy_chunked
+from subquad.kernels.linear_cross_entropy.padding import aligned_linear
 
 __all__ = ["aligned_linear", "linear_cross_entropy"]
 
@@ -57,7 +57,7 @@ def linear_cross_entropy(
         return _plain(x, weight, targets, bias, ignore_index)
     options: dict[str, Any] = {"obstacle": obstacle, "is_faster": num_logits >= MIN_LOGITS}
     if use_triton("linear_cross_entropy", backend, x, weight, bias, beside=(targets,), **options):
-        from kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
+        from subquad.kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
 
         with on_device_of(x):
             return linear_cross_entropy_triton(x, weight, targets, bias, ignore_index)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.float32_matmul.parts import Parts, parts_matmul, split
-from kernels.linear_cross_entropy.chunked import Gradients, Plan
-from kernels.linear_cross_entropy.padding import padded
+from subquad.kernels.float32_matmul.parts import Parts, parts_matmul, split
+from subquad.kernels.linear_cross_entropy.chunked import Gradients, Plan
+from subquad.kernels.linear_cross_entropy.padding import padded
 
 SCALE = 2.0**-14
 """Scale of the parts of elements in [-1, 1], `Parts` without one."""

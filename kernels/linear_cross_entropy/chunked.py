@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
-from kernels.float32_matmul import float32_matmul
-from kernels.linear_cross_entropy.padding import padded, padded_size
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
+from subquad.kernels.float32_matmul import float32_matmul
+from subquad.kernels.linear_cross_entropy.padding import padded, padded_size
 
 CHUNK_BYTES = 256 << 20
 """Largest size of the logits of a chunk."""

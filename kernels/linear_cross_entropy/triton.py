@@ -21,12 +21,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.float16_parts import halves
-from kernels.float32_matmul import takes_parts
-from kernels.launch import launch, power_of_2
-from kernels.linear_cross_entropy.by_parts import loss_and_gradients_by_parts
-from kernels.linear_cross_entropy.chunked import CHUNK_BYTES, Plan, chunk_rows, compute, product_dtype
-from kernels.linear_cross_entropy.padding import padded_size
+from subquad.kernels.float16_parts import halves
+from subquad.kernels.float32_matmul import takes_parts
+from subquad.kernels.launch import launch, power_of_2
+from subquad.kernels.linear_cross_entropy.by_parts import loss_and_gradients_by_parts
+from subquad.kernels.linear_cross_entropy.chunked import CHUNK_BYTES, Plan, chunk_rows, compute, product_dtype
+from subquad.kernels.linear_cross_entropy.padding import padded_size
 
 LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 UNIT = tl.constexpr(2.0**14)

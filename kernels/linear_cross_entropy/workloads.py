@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear_cross_entropy import linear_cross_entropy
-from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.linear_cross_entropy import linear_cross_entropy
+from subquad.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:

@@ -28,14 +28,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import kept, needs_gradient
-from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import Allowed, check_choice, check_number, check_shapes
-from kernels.lti_ssm.chunked import lti_ssm_chunked
-from kernels.lti_ssm.systems import ContinuousSystem, DiagonalSystem
-from kernels.ssm_kernel import DISCRETIZATIONS, Discretization, check_parameters
-from kernels.ssm_kernel.chunked import widen
-from kernels.ssm_kernel.discretize import discretize, split_softmax
+from subquad.kernels.autograd import kept, needs_gradient
+from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_choice, check_number, check_shapes
+from subquad.kernels.lti_ssm.chunked import lti_ssm_chunked
+from subquad.kernels.lti_ssm.systems import ContinuousSystem, DiagonalSystem
+from subquad.kernels.ssm_kernel import DISCRETIZATIONS, Discretization, check_parameters
+from subquad.kernels.ssm_kernel.chunked import widen
+from subquad.kernels.ssm_kernel.discretize import discretize, split_softmax
 
 __all__ = ["ContinuousSystem", "DiagonalSystem", "lti_ssm", "lti_ssm_step"]
 
@@ -102,7 +102,7 @@ def lti_ssm(
         "gate_out": gate_out,
     }
     if _use_triton(backend, discretization, (u, dt, D, gate_in, gate_out), (A, B, C, initial_state)):
-        from kernels.lti_ssm.triton import lti_ssm_triton, lti_ssm_triton_bidirectional
+        from subquad.kernels.lti_ssm.triton import lti_ssm_triton, lti_ssm_triton_bidirectional
 
         with on_device_of(u), _without_autocast(u):
             if bidirectional:
@@ -167,7 +167,7 @@ def lti_ssm_step(
     else:
         tensors = (*tensors, *system)
     if use_triton("lti_ssm_step", backend, u, *tensors, beside=(state, *system), obstacle=obstacle):
-        from kernels.lti_ssm.triton.step import lti_ssm_step_triton
+        from subquad.kernels.lti_ssm.triton.step import lti_ssm_step_triton
 
         assert isinstance(system, DiagonalSystem)
         with on_device_of(u):

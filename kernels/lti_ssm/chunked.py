@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fft_conv import fft_conv
-from kernels.fft_conv.chunked import circular_conv, fast_length
-from kernels.ssm_kernel import Discretization, ssm_kernel
-from kernels.ssm_kernel.chunked import vandermonde_product, widen
-from kernels.ssm_kernel.discretize import discretize, split_softmax
+from subquad.kernels.fft_conv import fft_conv
+from subquad.kernels.fft_conv.chunked import circular_conv, fast_length
+from subquad.kernels.ssm_kernel import Discretization, ssm_kernel
+from subquad.kernels.ssm_kernel.chunked import vandermonde_product, widen
+from subquad.kernels.ssm_kernel.discretize import discretize, split_softmax
 
 TOEPLITZ_MAX_LENGTH = 128
 """Longest sequence for which a Toeplitz product is faster than two transforms (measurements: LOG.md)."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.checks import Allowed, check_shapes
+from subquad.kernels.checks import Allowed, check_shapes
 
 
 class ContinuousSystem(NamedTuple):

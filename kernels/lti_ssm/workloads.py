@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.fft_conv.workloads import channel_first, time_second, torch_fft_conv
-from kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
-from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
-from kernels.ssm_kernel import ssm_kernel
-from kernels.ssm_kernel.workloads import make_system, system_bytes, vandermonde_kernel
-from kernels.workload import (
+from subquad.kernels.fft_conv.workloads import channel_first, time_second, torch_fft_conv
+from subquad.kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
+from subquad.kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
+from subquad.kernels.ssm_kernel import ssm_kernel
+from subquad.kernels.ssm_kernel.workloads import make_system, system_bytes, vandermonde_kernel
+from subquad.kernels.workload import (
     FINAL,
     Cost,
     Implementation,

@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.causal_conv1d import causal_conv1d_step
-from kernels.checks import Allowed, check_shapes
-from kernels.selective_scan import selective_scan_step
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.causal_conv1d import causal_conv1d_step
+from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.selective_scan import selective_scan_step
 
 __all__ = ["mamba_inner_step"]
 
@@ -70,7 +70,7 @@ def mamba_inner_step(
     elif log_A.shape[1] > MAX_STATES or dt_proj.shape[1] > MAX_RANK:
         obstacle = f"takes N up to {MAX_STATES} and R up to {MAX_RANK}, got {log_A.shape[1]} and {dt_proj.shape[1]}"
     if use_triton("mamba_inner_step", backend, x, *tensors, obstacle=obstacle):
-        from kernels.mamba_inner.triton import mamba_inner_step_triton
+        from subquad.kernels.mamba_inner.triton import mamba_inner_step_triton
 
         with on_device_of(x):
             return mamba_inner_step_triton(

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.causal_conv1d.reference import causal_conv1d_reference
-from kernels.selective_scan.reference import selective_scan_reference
+from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
+from subquad.kernels.selective_scan.reference import selective_scan_reference
 
 
 def mamba_inner_step_reference(

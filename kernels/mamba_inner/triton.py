@@ -27,12 +27,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.causal_conv1d.triton import causal_conv1d_step_triton
-from kernels.device import speaks_ptx
-from kernels.launch import cdiv, launch, overlap_options, power_of_2
-from kernels.layout import dense
-from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
-from kernels.skinny_linear.triton import skinny_linear_triton
+from subquad.kernels.causal_conv1d.triton import causal_conv1d_step_triton
+from subquad.kernels.device import speaks_ptx
+from subquad.kernels.launch import cdiv, launch, overlap_options, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
+from subquad.kernels.skinny_linear.triton import skinny_linear_triton
 
 
 class Tuning(NamedTuple):

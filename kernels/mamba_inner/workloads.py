@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.mamba_inner import mamba_inner_step
-from kernels.mamba_inner.reference import mamba_inner_step_reference
-from kernels.workload import (
+from subquad.kernels.mamba_inner import mamba_inner_step
+from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

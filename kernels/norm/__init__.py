@@ -18,9 +18,9 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.checks import check_choice, check_shapes
-from kernels.norm.chunked import norm_chunked
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_choice, check_shapes
+from subquad.kernels.norm.chunked import norm_chunked
 
 __all__ = ["GateActivation", "Kind", "norm"]
 
@@ -92,7 +92,7 @@ def norm(
     if backend != "auto" or not torch.compiler.is_compiling():
         obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
         if use_triton("norm", backend, x, weight, bias, residual, gate, obstacle=obstacle):
-            from kernels.norm.triton import norm_triton
+            from subquad.kernels.norm.triton import norm_triton
 
             with on_device_of(x):
                 return norm_triton(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, out_dtype)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.norm import norm
-from kernels.norm.reference import norm_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, needs_triton, normal, sizes, traffic
+from subquad.kernels.norm import norm
+from subquad.kernels.norm.reference import norm_reference
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, needs_triton, normal, sizes, traffic
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.checks import check_integers
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_integers
 
 __all__ = ["rotary", "rotate"]
 
@@ -42,7 +42,7 @@ def rotary(
     if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
         "rotary", backend, q, k, cos, sin, beside=(time,), obstacle=obstacle
     ):
-        from kernels.rotary.triton import rotary_triton
+        from subquad.kernels.rotary.triton import rotary_triton
 
         with on_device_of(q):
             return rotary_triton(q, k, cos, sin, time)

@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
 
 ELEMENTS = 2048
 """Pairs of channels of a program."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.rotary import rotary
-from kernels.rotary.reference import rotary_reference
-from kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.rotary import rotary
+from subquad.kernels.rotary.reference import rotary_reference
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
 
 
 def _with_tables(op: Callable[..., Any]) -> Callable[..., Any]:

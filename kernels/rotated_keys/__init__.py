@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import TRITON_DTYPES, on_device_of, use_triton
-from kernels.checks import Allowed, check_shapes
+from subquad.kernels.backend import TRITON_DTYPES, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_shapes
 
 __all__ = ["rotate_pairs", "rotated_keys"]
 
@@ -58,7 +58,7 @@ def rotated_keys(
     tensors = (B, C, B_bias, C_bias, theta, now, later, log_decay)
     obstacle = None if dtype in TRITON_DTYPES else f"gives float32, bfloat16 and float16, not {dtype}"
     if use_triton("rotated_keys", backend, *tensors, obstacle=obstacle):
-        from kernels.rotated_keys.triton import rotated_keys_triton
+        from subquad.kernels.rotated_keys.triton import rotated_keys_triton
 
         with on_device_of(B):
             return rotated_keys_triton(*tensors, dtype)

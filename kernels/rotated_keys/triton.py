@@ -31,11 +31,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.device import num_processors
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.sums import row_sums
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.device import num_processors
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.sums import row_sums
 
 
 class Tuning(NamedTuple):

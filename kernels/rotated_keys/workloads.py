@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from kernels.rotated_keys import rotated_keys
-from kernels.rotated_keys.reference import rotated_keys_reference
-from kernels.workload import (
+from subquad.kernels.rotated_keys import rotated_keys
+from subquad.kernels.rotated_keys.reference import rotated_keys_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.positions import at_least_float32, check_positions
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.positions import at_least_float32, check_positions
 
 __all__ = ["LinearAttentionInputs", "Position", "rwkv6_inputs", "rwkv6_position"]
 
@@ -81,7 +81,7 @@ def rwkv6_inputs(
     tensors = (r, k, v, w, w_0, bonus)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
     if use_triton("rwkv6_inputs", backend, *tensors, obstacle=obstacle):
-        from kernels.rwkv6_inputs.triton import rwkv6_inputs_triton
+        from subquad.kernels.rwkv6_inputs.triton import rwkv6_inputs_triton
 
         with on_device_of(r):
             return LinearAttentionInputs(*rwkv6_inputs_triton(tensors, head_dim))

@@ -34,9 +34,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
 
 ELEMENTS, NUM_WARPS = 1024, 4
 """Elements of a tile: eight for each thread, so that a thread loads 16 bytes of half-precision values at once."""

@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from kernels.rwkv6_inputs import rwkv6_inputs
-from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
-from kernels.workload import (
+from subquad.kernels.rwkv6_inputs import rwkv6_inputs
+from subquad.kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

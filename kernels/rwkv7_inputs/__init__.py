@@ -25,9 +25,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.norm import norm
-from kernels.positions import at_least_float32, check_positions
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.norm import norm
+from subquad.kernels.positions import at_least_float32, check_positions
 
 __all__ = ["DeltaRuleInputs", "Position", "rwkv7_inputs", "rwkv7_position"]
 
@@ -109,7 +109,7 @@ def rwkv7_inputs(
     tensors = (r, k, v, w, a, w_0, a_0, xi, alpha, rho)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
     if use_triton("rwkv7_inputs", backend, *tensors, obstacle=obstacle):
-        from kernels.rwkv7_inputs.triton import rwkv7_inputs_triton
+        from subquad.kernels.rwkv7_inputs.triton import rwkv7_inputs_triton
 
         with on_device_of(r):
             return DeltaRuleInputs(*rwkv7_inputs_triton(tensors, head_dim))

@@ -38,10 +38,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.rwkv7_inputs import EPS
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.rwkv7_inputs import EPS
 
 ELEMENTS, NUM_WARPS = 512, 4
 """Elements of a tile: four for each thread, because the backward pass holds more than twenty tiles at once."""

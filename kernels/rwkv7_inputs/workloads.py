@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from kernels.rwkv7_inputs import rwkv7_inputs
-from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
-from kernels.workload import (
+from subquad.kernels.rwkv7_inputs import rwkv7_inputs
+from subquad.kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

@@ -23,10 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import kept, needs_gradient
-from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import Allowed, check_shapes
-from kernels.selective_scan.chunked import selective_scan_chunked
+from subquad.kernels.autograd import kept, needs_gradient
+from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
 
@@ -81,8 +81,8 @@ def selective_scan(
         options["negative_eigenvalues"] = True
     reals, maps = (x, dt, D, z, dt_bias), (A, B, C, initial_state)
     if _use_triton("selective_scan", backend, reals, maps):
-        from kernels.selective_scan.triton import selective_scan_triton
-        from kernels.selective_scan.triton.complex import selective_scan_complex
+        from subquad.kernels.selective_scan.triton import selective_scan_triton
+        from subquad.kernels.selective_scan.triton.complex import selective_scan_complex
 
         is_complex = _is_complex(A, B, C, initial_state)
         scan: Callable[..., Any] = selective_scan_complex if is_complex else selective_scan_triton
@@ -128,8 +128,8 @@ def selective_scan_step(
     reals, maps = (x, dt, D, z, dt_bias), (A, B, C, state)
     obstacle = NO_GRADIENT if needs_gradient(*reals, *maps) else None
     if _use_triton("selective_scan_step", backend, reals, maps, obstacle=obstacle):
-        from kernels.selective_scan.triton import selective_scan_step_triton
-        from kernels.selective_scan.triton.complex import selective_scan_step_complex
+        from subquad.kernels.selective_scan.triton import selective_scan_step_triton
+        from subquad.kernels.selective_scan.triton.complex import selective_scan_step_complex
 
         step = selective_scan_step_complex if _is_complex(A, B, C, state) else selective_scan_step_triton
         with on_device_of(x):

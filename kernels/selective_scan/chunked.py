@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable
+from subquad.kernels.autograd import OnceDifferentiable
 
 
 @dataclass(frozen=True)

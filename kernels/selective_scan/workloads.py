@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.selective_scan import selective_scan, selective_scan_step
-from kernels.selective_scan.reference import selective_scan_reference
-from kernels.selective_scan.unfused import selective_scan_unfused
-from kernels.workload import (
+from subquad.kernels.selective_scan import selective_scan, selective_scan_step
+from subquad.kernels.selective_scan.reference import selective_scan_reference
+from subquad.kernels.selective_scan.unfused import selective_scan_unfused
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import check_choice, check_shapes
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import check_choice, check_shapes
 
 __all__ = ["MAX_ROWS", "Norm", "skinny_linear", "skinny_linear_pays"]
 
@@ -72,7 +72,7 @@ def skinny_linear(
     obstacle = _obstacle(x, weight, norm, gate)
     is_faster = len(x) == 1 or len(weight) <= FEW_OUTPUTS
     if use_triton("skinny_linear", backend, x, *tensors, obstacle=obstacle, is_faster=is_faster):
-        from kernels.skinny_linear.triton import skinny_linear_triton
+        from subquad.kernels.skinny_linear.triton import skinny_linear_triton
 
         with on_device_of(x):
             return skinny_linear_triton(x, weight, bias, norm=norm, gate=gate, activation=activation, residual=residual)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.skinny_linear import Activation, Norm
+from subquad.kernels.skinny_linear import Activation, Norm
 
 
 def skinny_linear_reference(

@@ -27,9 +27,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.launch import CompileOptions, cdiv, launch, overlap_options, power_of_2
-from kernels.layout import dense
-from kernels.skinny_linear import Norm
+from subquad.kernels.launch import CompileOptions, cdiv, launch, overlap_options, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.skinny_linear import Norm
 
 NONE, RMS, LAYER, GROUPS = 0, 1, 2, 3
 """Kinds of norms in the kernels."""

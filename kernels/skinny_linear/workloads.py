@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.skinny_linear import Norm, skinny_linear
-from kernels.skinny_linear.reference import skinny_linear_reference
-from kernels.workload import (
+from subquad.kernels.skinny_linear import Norm, skinny_linear
+from subquad.kernels.skinny_linear.reference import skinny_linear_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

@@ -24,10 +24,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import kept, needs_gradient
-from kernels.backend import NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import Allowed, check_shapes
-from kernels.slstm.reference import EMPTY, advance, slstm_reference
+from subquad.kernels.autograd import kept, needs_gradient
+from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.slstm.reference import EMPTY, advance, slstm_reference
 
 __all__ = ["EMPTY", "empty_state", "slstm", "slstm_step"]
 
@@ -64,7 +64,7 @@ def slstm(
     _check("slstm", recurrent, bias, initial_state, batch, heads, width)
     tensors = (x, recurrent, bias, initial_state)
     if use_triton("slstm", backend, *tensors, obstacle=_obstacle(width)):
-        from kernels.slstm.triton import slstm_triton
+        from subquad.kernels.slstm.triton import slstm_triton
 
         with on_device_of(x):
             y, state = slstm_triton(x, recurrent, bias, initial_state, return_final_state=return_final_state)
@@ -99,7 +99,7 @@ def slstm_step(
     tensors = (x, recurrent, bias, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else _obstacle(width)
     if use_triton("slstm_step", backend, *tensors, obstacle=obstacle):
-        from kernels.slstm.triton import slstm_step_triton
+        from subquad.kernels.slstm.triton import slstm_step_triton
 
         with on_device_of(x):
             return slstm_step_triton(x, recurrent, bias, state)

@@ -26,11 +26,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.device import float32_products
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.slstm.reference import EMPTY
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.device import float32_products
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.slstm.reference import EMPTY
 
 BLOCK_B = 16
 """Rows of the batch in a program, the least that a product on matrix units takes."""

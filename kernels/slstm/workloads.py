@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.slstm import slstm, slstm_step
-from kernels.slstm.reference import slstm_reference
-from kernels.workload import (
+from subquad.kernels.slstm import slstm, slstm_step
+from subquad.kernels.slstm.reference import slstm_reference
+from subquad.kernels.workload import (
     FINAL,
     Cost,
     Implementation,

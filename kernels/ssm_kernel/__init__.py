@@ -23,10 +23,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.checks import check_choice, check_shapes
-from kernels.ssm_kernel.chunked import ssm_kernel_chunked
-from kernels.ssm_kernel.discretize import DISCRETIZATIONS, Discretization
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_choice, check_shapes
+from subquad.kernels.ssm_kernel.chunked import ssm_kernel_chunked
+from subquad.kernels.ssm_kernel.discretize import DISCRETIZATIONS, Discretization
 
 __all__ = ["DISCRETIZATIONS", "Discretization", "check_parameters", "ssm_kernel"]
 
@@ -75,7 +75,7 @@ def ssm_kernel(
     }
     # for a complex tensor, the dtype of its parts decides
     if use_triton("ssm_kernel", backend, dt, *(x if x is None else x.real for x in (A, B, C))):
-        from kernels.ssm_kernel.triton import ssm_kernel_triton
+        from subquad.kernels.ssm_kernel.triton import ssm_kernel_triton
 
         # meta tensors, on which launches are recorded, have no autocast of their own
         with on_device_of(dt), torch.autocast("cuda" if dt.is_cuda else "cpu", enabled=False):

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.ssm_kernel.discretize import discretize, split_softmax
+from subquad.kernels.ssm_kernel.discretize import discretize, split_softmax
 
 
 def vandermonde_product(w: Tensor, z: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -29,13 +29,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.device import float32_products
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.ssm_kernel.chunked import widen
-from kernels.ssm_kernel.discretize import split_softmax
-from kernels.ssm_kernel.system import (
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.device import float32_products
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.ssm_kernel.chunked import widen
+from subquad.kernels.ssm_kernel.discretize import split_softmax
+from subquad.kernels.ssm_kernel.system import (
     abar,
     entry,
     entry_gradient,

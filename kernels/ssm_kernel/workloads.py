@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.ssm_kernel import ssm_kernel
-from kernels.ssm_kernel.reference import ssm_kernel_reference
-from kernels.workload import (
+from subquad.kernels.ssm_kernel import ssm_kernel
+from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
+from subquad.kernels.backend import on_device_of, use_triton
 
 __all__ = ["swiglu"]
 
@@ -29,7 +29,7 @@ def swiglu(x: Tensor, *, backend: Literal["auto", "torch", "triton"] = "auto") -
     if x.ndim == 0 or x.shape[-1] % 2 or x.numel() == 0:
         raise ValueError(f"swiglu: x must be [..., 2 F] with at least one element, got {list(x.shape)}.")
     if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton("swiglu", backend, x):
-        from kernels.swiglu.triton import swiglu_triton
+        from subquad.kernels.swiglu.triton import swiglu_triton
 
         with on_device_of(x):
             return swiglu_triton(x)

@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
 
 COLUMNS, ELEMENTS = 256, 2048
 """Maximum columns of a tile, and its elements: 16 for each thread."""

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.swiglu import swiglu
-from kernels.swiglu.reference import swiglu_reference
-from kernels.workload import (
+from subquad.kernels.swiglu import swiglu
+from subquad.kernels.swiglu.reference import swiglu_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

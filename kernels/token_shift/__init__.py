@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.backend import on_device_of, use_triton
-from kernels.checks import check_choice, check_shapes
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_choice, check_shapes
 
 __all__ = ["Weighs", "token_shift", "token_shift_step"]
 
@@ -55,7 +55,7 @@ def token_shift(
     _check("token_shift", x, initial_state, "initial_state", mu, delta, weighs)
     obstacle = f"takes U up to {MAX_USES}, got U={len(mu)}" if len(mu) > MAX_USES else None
     if use_triton("token_shift", backend, x, mu, delta, initial_state, obstacle=obstacle):
-        from kernels.token_shift.triton import token_shift_triton
+        from subquad.kernels.token_shift.triton import token_shift_triton
 
         with on_device_of(x):
             return token_shift_triton(x, mu if weighs == "before" else 1 - mu.float(), delta, initial_state)

@@ -32,10 +32,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.launch import CompileOptions, cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.token_shift import MAX_USES
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.launch import CompileOptions, cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.token_shift import MAX_USES
 
 MAX_BLOCK_D, NUM_WARPS = 512, 4
 """Maximum channels of a tile: four for each thread, because the backward pass holds several tiles for each use."""

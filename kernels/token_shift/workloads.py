@@ -6,9 +6,9 @@ from functools import partial
 
 import torch
 
-from kernels.token_shift import token_shift
-from kernels.token_shift.reference import token_shift_reference
-from kernels.workload import (
+from subquad.kernels.token_shift import token_shift
+from subquad.kernels.token_shift.reference import token_shift_reference
+from subquad.kernels.workload import (
     Cost,
     Implementation,
     Inputs,

@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.autograd import kept, needs_gradient
-from kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from kernels.checks import Allowed, check_shapes
-from kernels.wkv.chunked import EMPTY, wkv_chunked
-from kernels.wkv.reference import advance, read
+from subquad.kernels.autograd import kept, needs_gradient
+from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.wkv.chunked import EMPTY, wkv_chunked
+from subquad.kernels.wkv.reference import advance, read
 
 __all__ = ["EMPTY", "empty_state", "wkv", "wkv_step"]
 
@@ -57,7 +57,7 @@ def wkv(
     _check("wkv", k, v, log_decay, bonus, initial_state, batch, width)
     obstacle = None if k.numel() else NO_ELEMENT
     if use_triton("wkv", backend, k, v, log_decay, bonus, initial_state, obstacle=obstacle):
-        from kernels.wkv.triton import wkv_triton
+        from subquad.kernels.wkv.triton import wkv_triton
 
         with on_device_of(k):
             y, state = wkv_triton(k, v, log_decay, bonus, initial_state, return_final_state=return_final_state)
@@ -89,7 +89,7 @@ def wkv_step(
     _check("wkv_step", k, v, log_decay, bonus, state, *k.shape)
     tensors = (k, v, log_decay, bonus, state)
     if use_triton("wkv_step", backend, *tensors, obstacle=NO_GRADIENT if needs_gradient(*tensors) else None):
-        from kernels.wkv.triton import wkv_step_triton
+        from subquad.kernels.wkv.triton import wkv_step_triton
 
         with on_device_of(k):
             return wkv_step_triton(k, v, log_decay, bonus, state)

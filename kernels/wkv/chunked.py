@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable
-from kernels.wkv.reference import EMPTY, State, advance
+from subquad.kernels.autograd import OnceDifferentiable
+from subquad.kernels.wkv.reference import EMPTY, State, advance
 
 
 def wkv_chunked(

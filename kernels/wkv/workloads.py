@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.wkv import wkv, wkv_step
-from kernels.wkv.reference import wkv_reference
-from kernels.workload import (
+from subquad.kernels.wkv import wkv, wkv_step
+from subquad.kernels.wkv.reference import wkv_reference
+from subquad.kernels.workload import (
     FINAL,
     Cost,
     Implementation,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.parts.mixer import Mixer
+from subquad.models.parts.mixer import Mixer
 
 
 class Bidirectional(Mixer):

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.autograd import Function
-from kernels.positions import at_least_float32 as at_least_float32
+from subquad.kernels.autograd import Function
+from subquad.kernels.positions import at_least_float32 as at_least_float32
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:

@@ -8,9 +8,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.swiglu import swiglu
-from models.parts.linear import Linear, ResidualLinear
-from models.parts.step import step_linear
+from subquad.kernels.swiglu import swiglu
+from subquad.models.parts.linear import Linear, ResidualLinear
+from subquad.models.parts.step import step_linear
 
 ChannelMixerKind = Literal["none", "identity", "mlp", "swiglu"]
 

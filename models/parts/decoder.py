@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.parts.casts import autocast_dtype
-from models.parts.linear import Linear
-from models.parts.norms import NormKind, add_norm, make_norm
-from models.parts.positions import sinusoidal_table
+from subquad.models.parts.casts import autocast_dtype
+from subquad.models.parts.linear import Linear
+from subquad.models.parts.norms import NormKind, add_norm, make_norm
+from subquad.models.parts.positions import sinusoidal_table
 
 
 class PositionDecoder(nn.Module):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.fft_conv import fft_conv
-from models.parts.casts import at_least_float32
-from models.parts.mixer import Mixer
-from models.parts.time_axis import LeftPadding, blank, newest_first
+from subquad.kernels.fft_conv import fft_conv
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.time_axis import LeftPadding, blank, newest_first
 
 
 class FiniteFilter(Mixer):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.parts.casts import autocast_dtype
-from models.parts.channel import ChannelMixer, make_channel_mixer
-from models.parts.mixer import Mixer, of_shape
-from models.parts.norms import add_norm, make_norm
-from models.parts.options import NetworkOptions
-from models.parts.time_axis import LeftPadding, take_positions
+from subquad.models.parts.casts import autocast_dtype
+from subquad.models.parts.channel import ChannelMixer, make_channel_mixer
+from subquad.models.parts.mixer import Mixer, of_shape
+from subquad.models.parts.norms import add_norm, make_norm
+from subquad.models.parts.options import NetworkOptions
+from subquad.models.parts.time_axis import LeftPadding, take_positions
 
 
 class Layer(nn.Module):

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.autograd import Function, OnceDifferentiable, not_saved
-from kernels.backend import on_device_of, use_triton
-from kernels.float32_matmul import float32_matmul, takes_parts
-from kernels.layout import slices_of_one
-from models.parts.casts import as_autocast, autocast_dtype
+from subquad.kernels.autograd import Function, OnceDifferentiable, not_saved
+from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.float32_matmul import float32_matmul, takes_parts
+from subquad.kernels.layout import slices_of_one
+from subquad.models.parts.casts import as_autocast, autocast_dtype
 
 
 def _on_gpu(x: Tensor) -> bool:
@@ -47,7 +47,7 @@ class LinearMap(OnceDifferentiable):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        from kernels.sums import row_sums
+        from subquad.kernels.sums import row_sums
 
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
@@ -66,7 +66,7 @@ class PartsMap(OnceDifferentiable):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        from kernels.float32_matmul.parts import parts_matmul, split
+        from subquad.kernels.float32_matmul.parts import parts_matmul, split
 
         with on_device_of(x):
             x_parts, weight_parts = split(_rows(x)), split(weight)
@@ -76,8 +76,8 @@ class PartsMap(OnceDifferentiable):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        from kernels.float32_matmul.parts import Parts, parts_matmul, split
-        from kernels.sums import row_sums
+        from subquad.kernels.float32_matmul.parts import Parts, parts_matmul, split
+        from subquad.kernels.sums import row_sums
 
         x, x_scale, weight, weight_scale = ctx.saved_tensors
         wanted = ctx.needs_input_grad
@@ -119,7 +119,7 @@ class ResidualLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim == 3 and x.stride(2) != 1 and use_triton("transpose", "auto", x):
-            from kernels.transpose import channels_last
+            from subquad.kernels.transpose import channels_last
 
             # state space models return y with time contiguous, and a matrix product would copy that slowly
             with on_device_of(x):

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from models.parts.casts import at_least_float32
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import FusedStepMixer
-from models.parts.step import step_linear
-from models.parts.time_axis import LeftPadding, blank
+from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import FusedStepMixer
+from subquad.models.parts.step import step_linear
+from subquad.models.parts.time_axis import LeftPadding, blank
 
 Projected = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 """q, k [..., H, K], v [..., H, V], the log-decay or None, and the gate [..., H V] of the output or None."""

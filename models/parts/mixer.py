@@ -8,10 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from models.parts.casts import autocast_dtype
-from models.parts.norms import add_norm
-from models.parts.time_axis import LeftPadding, take_positions
-from suite.state import map_tensors, tensors
+from subquad.models.parts.casts import autocast_dtype
+from subquad.models.parts.norms import add_norm
+from subquad.models.parts.time_axis import LeftPadding, take_positions
+from subquad.suite.state import map_tensors, tensors
 
 
 def of_shape(mixer: nn.Module, y: Any, shape: Sequence[int]) -> Tensor:

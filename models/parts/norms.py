@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from kernels.norm import GateActivation, Kind, norm
-from models.parts.casts import at_least_float32, autocast_dtype
+from subquad.kernels.norm import GateActivation, Kind, norm
+from subquad.models.parts.casts import at_least_float32, autocast_dtype
 
 NormKind = Literal["layer", "rms", "batch"]
 

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from models.parts.channel import ChannelMixerKind
-from models.parts.mixer import Mixer
-from models.parts.norms import NormKind
-from models.parts.recompute import Recompute
-from suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
-from suite.contracts import ModelConfig, TaskSpec
+from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.norms import NormKind
+from subquad.models.parts.recompute import Recompute
+from subquad.suite.bounds import Count, Epsilon, Fraction, Layers, Positive, Ratio, Width
+from subquad.suite.contracts import ModelConfig, TaskSpec
 
 
 class NetworkOptions(ModelConfig):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.rotary import rotary, rotate
+from subquad.kernels.rotary import rotary, rotate
 
 
 class Rotary(nn.Module):

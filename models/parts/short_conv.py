@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from models.parts.casts import at_least_float32
-from models.parts.initial import reset_taps
-from models.parts.mixer import Mixer
-from models.parts.time_axis import LeftPadding, blank
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.initial import reset_taps
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.time_axis import LeftPadding, blank
 
 
 class ShortConv(Mixer):

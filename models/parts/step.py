@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels.skinny_linear import Activation, Norm, skinny_linear, skinny_linear_pays
-from models.parts.casts import autocast_dtype
-from models.parts.norms import RMSNorm, add_norm
+from subquad.kernels.skinny_linear import Activation, Norm, skinny_linear, skinny_linear_pays
+from subquad.models.parts.casts import autocast_dtype
+from subquad.models.parts.norms import RMSNorm, add_norm
 
 
 def fused_norm(module: nn.Module) -> Norm | None:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import Function
-from kernels.backend import on_device_of, use_triton
+from subquad.kernels.autograd import Function
+from subquad.kernels.backend import on_device_of, use_triton
 
 BLOCK = 128
 """`running_sum` adds this many positions one after the other."""
@@ -60,7 +60,7 @@ def time_contiguous(x: Tensor) -> Tensor:
     """x [B, T, D], on a GPU with time contiguous in memory."""
     if not use_triton("transpose", "auto", x):
         return x
-    from kernels.transpose import time_last
+    from subquad.kernels.transpose import time_last
 
     with on_device_of(x):
         return time_last(x)

@@ -21,17 +21,17 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args
 
-from reports.render.against import against
-from reports.render.board import Board, index, overview, read_papers
-from reports.render.count import scale_to_count
-from reports.render.document import Document
-from reports.render.layout import document, grouped
-from reports.render.printing import latex, markdown, terminal
-from reports.render.quotes import update_documents
-from reports.render.report import Report, build, report_of
-from reports.render.rows import load_runs, rows_of
-from reports.render.speed import history
-from suite.registry import nearest
+from subquad.reports.render.against import against
+from subquad.reports.render.board import Board, index, overview, read_papers
+from subquad.reports.render.count import scale_to_count
+from subquad.reports.render.document import Document
+from subquad.reports.render.layout import document, grouped
+from subquad.reports.render.printing import latex, markdown, terminal
+from subquad.reports.render.quotes import update_documents
+from subquad.reports.render.report import Report, build, report_of
+from subquad.reports.render.rows import load_runs, rows_of
+from subquad.reports.render.speed import history
+from subquad.suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
@@ -67,15 +67,15 @@ def render(report: Report | Document | Board, format: Format, out: Path | None =
         raise ValueError(f"unknown format {format!r}{nearest(format, names)}; there are: {', '.join(names)}")
     shown = _document(report)
     if format == "png":
-        from reports.render.draw import save
+        from subquad.reports.render.draw import save
 
         if out is None:
             raise ValueError("png: a figure is written to a file; give --out FILE.png")
         save(shown, out.with_suffix(".png"))
         return out
     if format == "html":
-        from reports.render.page import page
-        from reports.render.printing import html
+        from subquad.reports.render.page import page
+        from subquad.reports.render.printing import html
 
         text = page(report) if isinstance(report, Board) else html(shown)
     elif format == "terminal":

@@ -11,13 +11,13 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from reports.render.document import DASH, Document, Grid, fixed
-from reports.render.judge import Cell
-from reports.render.layout import ours_text
-from reports.render.report import Report
-from suite.metrics import smaller_is_better
-from suite.registry import nearest
-from suite.store.comparison import ALPHA, holm, permutation_p, smallest_p
+from subquad.reports.render.document import DASH, Document, Grid, fixed
+from subquad.reports.render.judge import Cell
+from subquad.reports.render.layout import ours_text
+from subquad.reports.render.report import Report
+from subquad.suite.metrics import smaller_is_better
+from subquad.suite.registry import nearest
+from subquad.suite.store.comparison import ALPHA, holm, permutation_p, smallest_p
 
 HEADER = ("row", "column", "ours", "against", "difference", "95 % interval", "seeds", "p", "p (Holm)", "verdict")
 HALVINGS = 30

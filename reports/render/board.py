@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from pydantic import model_validator
 
-from reports.render.count import CELLS, JUDGED, PAPERS, claims_text, count, prefix, reasons, total
-from reports.render.document import DASH, Document, Grid
-from reports.render.figure import Series
-from reports.render.layout import claim_texts
-from reports.render.report import Report
-from suite.bench.cases import SETS
-from suite.options import Config, parse, read_yaml
-from suite.registry import nearest
-from suite.settings.config import ExperimentConfig
+from subquad.reports.render.count import CELLS, JUDGED, PAPERS, claims_text, count, prefix, reasons, total
+from subquad.reports.render.document import DASH, Document, Grid
+from subquad.reports.render.figure import Series
+from subquad.reports.render.layout import claim_texts
+from subquad.reports.render.report import Report
+from subquad.suite.bench.cases import SETS
+from subquad.suite.options import Config, parse, read_yaml
+from subquad.suite.registry import nearest
+from subquad.suite.settings.config import ExperimentConfig
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -140,7 +140,7 @@ def overview(board: Board) -> Document:
 
     def figure() -> Canvas | None:
         # drawing needs matplotlib, which takes a second to import
-        from reports.render.draw import draw_board
+        from subquad.reports.render.draw import draw_board
 
         return draw_board(board.title, drawn)
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from reports.render.document import MARKS
-from reports.render.judge import Cell
-from reports.render.plan import read_table
-from suite.registry import nearest
-from suite.settings.report_spec import TableSpec
+from subquad.reports.render.document import MARKS
+from subquad.reports.render.judge import Cell
+from subquad.reports.render.plan import read_table
+from subquad.suite.registry import nearest
+from subquad.suite.settings.report_spec import TableSpec
 
 COMPARISONS: dict[str, Callable[[float, float, float], float]] = {
     ">": lambda left, right, _: left - right,

@@ -10,12 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from reports.render.claims import OURS, Claim
-from reports.render.document import REDUCED, STAND_IN
-from reports.render.judge import Cell
-from reports.render.plan import Published
-from reports.render.report import Report
-from suite.settings.config import ExperimentConfig
+from subquad.reports.render.claims import OURS, Claim
+from subquad.reports.render.document import REDUCED, STAND_IN
+from subquad.reports.render.judge import Cell
+from subquad.reports.render.plan import Published
+from subquad.reports.render.report import Report
+from subquad.suite.settings.config import ExperimentConfig
 
 PAPERS = ("h3", "dss", "mamba", "gsa")
 """The papers that the suite reproduces, in the order in which they appeared; other folders follow them."""

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from reports.render.count import FEW, JUDGED
-from reports.render.document import REDUCED, STAND_IN, Document
-from reports.render.figure import Figure, Series, colors_of, shade
-from reports.render.report import Report
-from reports.render.tiles import (
+from subquad.reports.render.count import FEW, JUDGED
+from subquad.reports.render.document import REDUCED, STAND_IN, Document
+from subquad.reports.render.figure import Figure, Series, colors_of, shade
+from subquad.reports.render.report import Report
+from subquad.reports.render.tiles import (
     COLUMN_WIDTH,
     COST_WIDTH,
     ROW,
@@ -33,7 +33,7 @@ from reports.render.tiles import (
     ranked,
     verbatim,
 )
-from suite.settings.grid import order
+from subquad.suite.settings.grid import order
 
 MARKERS = "osD^vP*XhX"
 LEGEND_LINE = 0.19

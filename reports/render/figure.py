@@ -13,14 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reports.render.document import shown
-from reports.render.judge import Cell, Sensitivity, plain
-from reports.render.plan import Plan, slice_part
-from reports.render.rows import StoredRun, Value
-from reports.render.selection import Settled, commonest_device
-from suite.registry import counted
-from suite.settings.grid import lookup, order
-from suite.settings.report_spec import FigureSpec
+from subquad.reports.render.document import shown
+from subquad.reports.render.judge import Cell, Sensitivity, plain
+from subquad.reports.render.plan import Plan, slice_part
+from subquad.reports.render.rows import StoredRun, Value
+from subquad.reports.render.selection import Settled, commonest_device
+from subquad.suite.registry import counted
+from subquad.suite.settings.grid import lookup, order
+from subquad.suite.settings.report_spec import FigureSpec
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal
 
-from reports.render.document import (
+from subquad.reports.render.document import (
     EDGE,
     EPOCH_ON_TEST,
     FEW_SEEDS,
@@ -26,14 +26,14 @@ from reports.render.document import (
     shared_unit,
     shown,
 )
-from reports.render.plan import Plan, Published
-from reports.render.rows import StoredRun, Value
-from reports.render.selection import Tried, runs_by_cell, score, validates_on_test
-from suite.bench.cases import spread
-from suite.metrics import smaller_is_better
-from suite.settings.grid import lookup, order
-from suite.settings.report_spec import TableSpec
-from suite.store.documents import operator_mix
+from subquad.reports.render.plan import Plan, Published
+from subquad.reports.render.rows import StoredRun, Value
+from subquad.reports.render.selection import Tried, runs_by_cell, score, validates_on_test
+from subquad.suite.bench.cases import spread
+from subquad.suite.metrics import smaller_is_better
+from subquad.suite.settings.grid import lookup, order
+from subquad.suite.settings.report_spec import TableSpec
+from subquad.suite.store.documents import operator_mix
 
 Verdict = Literal[
     "", "agrees", "unclear", "unstable", "better", "worse", "differs", "at chance", "other device", "other protocol"

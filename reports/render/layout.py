@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from reports.render.claims import OURS, Claim
-from reports.render.document import DASH, MARKS, Document, Grid, amount, fixed
-from reports.render.judge import Cell, rank, setting_text
-from reports.render.report import COST_METRICS, Cost, Report, choices_are_listed
+from subquad.reports.render.claims import OURS, Claim
+from subquad.reports.render.document import DASH, MARKS, Document, Grid, amount, fixed
+from subquad.reports.render.judge import Cell, rank, setting_text
+from subquad.reports.render.report import COST_METRICS, Cost, Report, choices_are_listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -23,13 +23,13 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from reports.render.document import shown
-from reports.render.judge import measurement
-from reports.render.plan import make_plan, matches, pick_scale
-from reports.render.rows import StoredRun, load_runs
-from suite.registry import nearest
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import iter_keys, lookup, order
+from subquad.reports.render.document import shown
+from subquad.reports.render.judge import measurement
+from subquad.reports.render.plan import make_plan, matches, pick_scale
+from subquad.reports.render.rows import StoredRun, load_runs
+from subquad.suite.registry import nearest
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import iter_keys, lookup, order
 
 UNPUBLISHED = {"oom": "oom", "fails": "fails", "not_reported": "not reported", "not_found": "not found"}
 """First word of a note in expected.csv where the paper has no number, to what the cell shows."""
@@ -40,7 +40,7 @@ def document(report: Report) -> Document:
 
     def figure() -> Canvas | None:
         # drawing needs matplotlib, which takes a second to import
-        from reports.render.draw import draw
+        from subquad.reports.render.draw import draw
 
         return draw(report)
 

@@ -14,15 +14,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from reports.render.board import NOTES, NUMBERS, Board, counts_of, crossovers, folder_of, health
-from reports.render.count import CELLS, claims_text, count, prefix
-from reports.render.figure import colors_of
-from reports.render.judge import Cell
-from reports.render.layout import claim_texts, last_text, ours_text, paper_text, seeds_text
-from reports.render.printing import style
-from reports.render.report import Report
-from reports.render.rows import StoredRun
-from reports.render.speed import Point, points_of
+from subquad.reports.render.board import NOTES, NUMBERS, Board, counts_of, crossovers, folder_of, health
+from subquad.reports.render.count import CELLS, claims_text, count, prefix
+from subquad.reports.render.figure import colors_of
+from subquad.reports.render.judge import Cell
+from subquad.reports.render.layout import claim_texts, last_text, ours_text, paper_text, seeds_text
+from subquad.reports.render.printing import style
+from subquad.reports.render.report import Report
+from subquad.reports.render.rows import StoredRun
+from subquad.reports.render.speed import Point, points_of
 
 HERE = Path(__file__).parent
 MOST_POINTS = 60

@@ -14,10 +14,10 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from suite.registry import nearest
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import check_table, lookup, points, same, seeds_of
-from suite.settings.report_spec import TableSpec
+from subquad.suite.registry import nearest
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import check_table, lookup, points, same, seeds_of
+from subquad.suite.settings.report_spec import TableSpec
 
 
 def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from reports.render.document import Document, Grid
+from subquad.reports.render.document import Document, Grid
 
 NARROWEST = 12
 """Characters that a column of words keeps, at least, when a table is fitted to a width."""
@@ -250,7 +250,7 @@ def style() -> str:
 
 def html(document: Document) -> str:
     """The text of the page, with the figure as inline SVG."""
-    from reports.render.draw import svg
+    from subquad.reports.render.draw import svg
 
     title, where = escape(document.title), escape(document.where)
     out = [

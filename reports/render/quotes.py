@@ -50,15 +50,25 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from reports.render.count import CLAIMS, PAPERS, SHARED, claims_text, count, headline, prefix, scale_to_count, total
-from reports.render.document import DASH, shown
-from reports.render.layout import last_text, ours_text, paper_text
-from reports.render.plan import pick_scale, read_table
-from reports.render.report import Report, report_of
-from reports.render.rows import StoredRun, load_runs, rows_of
-from suite.settings.config import find_experiments, load_experiment
-from suite.settings.grid import lookup, same
-from suite.store import storage
+from subquad.reports.render.count import (
+    CLAIMS,
+    PAPERS,
+    SHARED,
+    claims_text,
+    count,
+    headline,
+    prefix,
+    scale_to_count,
+    total,
+)
+from subquad.reports.render.document import DASH, shown
+from subquad.reports.render.layout import last_text, ours_text, paper_text
+from subquad.reports.render.plan import pick_scale, read_table
+from subquad.reports.render.report import Report, report_of
+from subquad.reports.render.rows import StoredRun, load_runs, rows_of
+from subquad.suite.settings.config import find_experiments, load_experiment
+from subquad.suite.settings.grid import lookup, same
+from subquad.suite.store import storage
 
 QUOTE = re.compile(r"<!--= (\S+) -->")
 NUMBER = re.compile(r"(?<![\w^.,/=-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?![\w^]|[.,/]\d)")

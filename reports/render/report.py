@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from reports.render.claims import Claim, check_claims, read_claims
-from reports.render.document import (
+from subquad.reports.render.claims import Claim, check_claims, read_claims
+from subquad.reports.render.document import (
     EDGE,
     EPOCH_ON_TEST,
     FEW_SEEDS,
@@ -27,14 +27,14 @@ from reports.render.document import (
     STAND_IN,
     shared_unit,
 )
-from reports.render.figure import Figure, make_figure
-from reports.render.judge import FEWEST_SEEDS, OUTRIGHT, Cell, Sensitivity, make_cell, sensitivities, speedups
-from reports.render.plan import Plan, Published, make_plan, pick_scale
-from reports.render.rows import StoredRun, as_rows, load_runs
-from reports.render.selection import Settled, select_runs
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import check_defaults, lookup
-from suite.settings.report_spec import Source, TableSpec
+from subquad.reports.render.figure import Figure, make_figure
+from subquad.reports.render.judge import FEWEST_SEEDS, OUTRIGHT, Cell, Sensitivity, make_cell, sensitivities, speedups
+from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
+from subquad.reports.render.rows import StoredRun, as_rows, load_runs
+from subquad.reports.render.selection import Settled, select_runs
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import check_defaults, lookup
+from subquad.suite.settings.report_spec import Source, TableSpec
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from suite.identity import setting_of
-from suite.metrics import smaller_is_better
-from suite.options import visible
-from suite.settings.grid import lookup
-from suite.store import storage
-from suite.store.documents import settings_in
+from subquad.suite.identity import setting_of
+from subquad.suite.metrics import smaller_is_better
+from subquad.suite.options import visible
+from subquad.suite.settings.grid import lookup
+from subquad.suite.store import storage
+from subquad.suite.store.documents import settings_in
 
 
 class Value(NamedTuple):

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from reports.render.plan import Plan, matches
-from reports.render.rows import StoredRun
-from suite.identity import setting_of
-from suite.registry import counted
-from suite.settings.grid import iter_keys, lookup, same
-from suite.settings.report_spec import Select
+from subquad.reports.render.plan import Plan, matches
+from subquad.reports.render.rows import StoredRun
+from subquad.suite.identity import setting_of
+from subquad.suite.registry import counted
+from subquad.suite.settings.grid import iter_keys, lookup, same
+from subquad.suite.settings.report_spec import Select
 
 
 @dataclass(frozen=True)

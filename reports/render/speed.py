@@ -12,11 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from reports.render.document import DASH, Document, Grid
-from reports.render.figure import colors_of
-from suite.bench.cases import SETS
-from suite.store.documents import verdict_in
-from suite.store.storage import TEXTS
+from subquad.reports.render.document import DASH, Document, Grid
+from subquad.reports.render.figure import colors_of
+from subquad.suite.bench.cases import SETS
+from subquad.suite.store.documents import verdict_in
+from subquad.suite.store.storage import TEXTS
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def draw_speed(points: Sequence[Point]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from reports.render.draw import MARKERS, STYLE
+    from subquad.reports.render.draw import MARKERS, STYLE
 
     measured = [point for point in points if point.share_of_floor is not None]
     if not measured:

@@ -23,9 +23,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from reports.render.figure import Figure, KernelPanel
-from reports.render.judge import Cell, Sensitivity, rank, setting_text
-from suite.metrics import smaller_is_better
+from subquad.reports.render.figure import Figure, KernelPanel
+from subquad.reports.render.judge import Cell, Sensitivity, rank, setting_text
+from subquad.suite.metrics import smaller_is_better
 
 COLUMN_WIDTH, COLUMN_LETTERS = 1.1, 15
 COST_WIDTH, COST_LETTERS = 2.0, 32

@@ -7,15 +7,19 @@ revision, with the plugin's own workloads; `Workload.version` says whether they 
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from suite.store.revisions import commit_of, extract, git
+import subquad
+from subquad.suite.store.revisions import commit_of, extract, git
 
 HOME = Path(__file__).resolve().parents[2]
+OLD_IMPORT = re.compile(r"^(\s*(?:from|import)) kernels\b", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,15 @@ class Base:
     plugin: bool = False
     """Whether it is that of a plugin."""
 
+    def take_effect(self) -> None:
+        """Makes this process import the base's modules in place of those of this tree."""
+        if self.plugin:
+            sys.path[:] = self.import_path(sys.path)
+        else:
+            subquad.__path__.insert(0, str(self.folder))
+
     def import_path(self, path: Sequence[str]) -> list[str]:
-        """Returns the import path of a process that runs the base's modules. path: the import path of this tree."""
-        if not self.plugin:
-            return [str(self.folder), *path]
+        """Returns the import path with the base of a plugin. path: the import path of this tree."""
 
         def there(entry: str) -> str:
             place = Path(entry)
@@ -91,6 +100,9 @@ def tree_of(revision: str, folder: Path) -> Base:
         commit = _commit_of(source)
     else:
         commit = _extract(HOME, revision, folder, "this checkout that has kernels", "kernels")
+    for path in (folder / "kernels").rglob("*.py"):
+        # revisions of before 2026-11-29 have `kernels` at the top of the import path
+        path.write_text(OLD_IMPORT.sub(r"\1 subquad.kernels", path.read_text()))
     for path in (HOME / "kernels").rglob("workload*.py"):
         target = folder / path.relative_to(HOME)
         if target.parent.is_dir():

@@ -34,9 +34,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-from suite.bench.compile import TARGETS
-from suite.bench.disassembly import Figures
-from suite.environment import REPOSITORY
+from subquad.suite.bench.compile import TARGETS
+from subquad.suite.bench.disassembly import Figures
+from subquad.suite.environment import REPOSITORY, import_path
 
 FILE = REPOSITORY / "kernels" / "budgets.json"
 UPDATE = "python run_suite.py bench --update-budgets"
@@ -199,9 +199,9 @@ def collect(
 def _start(setting: Mapping[str, Any]) -> subprocess.Popen[str]:
     kept = {key: value for key, value in os.environ.items() if key in KEPT_VARIABLES or not key.startswith("TRITON_")}
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "suite.bench.compile", json.dumps(setting)],
+        [sys.executable, "-P", "-W", "ignore", "-m", "subquad.suite.bench.compile", json.dumps(setting)],
         cwd=REPOSITORY,
-        env={**kept, "OMP_NUM_THREADS": "1"},
+        env={**kept, "PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from suite.bench.contracts import Workload
-from suite.registry import nearest
+from subquad.suite.bench.contracts import Workload
+from subquad.suite.registry import nearest
 
 SETS = {"quick": ("quick",), "paper": ("paper",), "all": ("quick", "paper"), "short": ("short",)}
 """Values of `--shapes` and the sets of a workload that each stands for; `short` has the quick ones, cut for a CPU."""

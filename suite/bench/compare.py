@@ -20,7 +20,7 @@ from typing import Literal
 
 import numpy as np
 
-from suite.store.noise import NOISES, SMALLEST, error_of_median, limit
+from subquad.suite.store.noise import NOISES, SMALLEST, error_of_median, limit
 
 ROUNDS = 9
 SIDES = ("A", "B", "control")

@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
-from suite.bench.cases import cases
-from suite.bench.disassembly import Figures, figures_of
-from suite.bench.source import source_digest
-from suite.registry import Entry
+from subquad.suite.bench.cases import cases
+from subquad.suite.bench.disassembly import Figures, figures_of
+from subquad.suite.bench.source import source_digest
+from subquad.suite.registry import Entry
 
 CACHE = "figures-6.json"
 """Name of the file of figures beside a kernel in Triton's cache. Its number is raised when their meaning changes."""
@@ -218,7 +218,7 @@ def recording(target: str) -> Iterator[list[Launch]]:
 
 def record(workload: Any, target: str) -> tuple[dict[str, Launch], list[str]]:
     """The variants of an operator by name, and a line for each case whose kernels could not be recorded."""
-    from suite.bench.measure import Unavailable, find, prepare
+    from subquad.suite.bench.measure import Unavailable, find, prepare
 
     variants: dict[str, Launch] = {}
     failures: dict[str, None] = {}

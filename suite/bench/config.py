@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from suite.bench.cases import Case, series
-from suite.bench.contracts import Workload
-from suite.bounds import Size
-from suite.contracts import ModelConfig, TaskSpec
-from suite.options import Config
-from suite.runs import Run, with_plugins
+from subquad.suite.bench.cases import Case, series
+from subquad.suite.bench.contracts import Workload
+from subquad.suite.bounds import Size
+from subquad.suite.contracts import ModelConfig, TaskSpec
+from subquad.suite.options import Config
+from subquad.suite.runs import Run, with_plugins
 
 
 class BenchConfig(Config):

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from suite.contracts import ModelConfig, TaskSpec
-from suite.generate import Decoder, Sampling
-from suite.model import Model
-from suite.training.measure import synchronize
+from subquad.suite.contracts import ModelConfig, TaskSpec
+from subquad.suite.generate import Decoder, Sampling
+from subquad.suite.model import Model
+from subquad.suite.training.measure import synchronize
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 20
 """Generations that are timed at each length; the paper of Mamba has 3."""

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.bench.cases import Case, label
-from suite.bench.contracts import Cost, Implementation, Workload
-from suite.laws.accuracy import assert_matches_reference, outputs_of
-from suite.runs import RunEnded
+from subquad.suite.bench.cases import Case, label
+from subquad.suite.bench.contracts import Cost, Implementation, Workload
+from subquad.suite.laws.accuracy import assert_matches_reference, outputs_of
+from subquad.suite.runs import RunEnded
 
 SEED = 20
 COPY_BYTES = 2**30

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.bench.config import SpeedConfig, SpeedRun
-from suite.bench.generation import build_for_inference, time_generations
-from suite.bench.measure import SEED, Unavailable, sample
-from suite.bench.series import Series
-from suite.model import Model
-from suite.training.capture import record
-from suite.training.measure import reset_peak_memory
-from suite.training.numerics import autocast, numerics
-from suite.training.readout import mean_loss
+from subquad.suite.bench.config import SpeedConfig, SpeedRun
+from subquad.suite.bench.generation import build_for_inference, time_generations
+from subquad.suite.bench.measure import SEED, Unavailable, sample
+from subquad.suite.bench.series import Series
+from subquad.suite.model import Model
+from subquad.suite.training.capture import record
+from subquad.suite.training.measure import reset_peak_memory
+from subquad.suite.training.numerics import autocast, numerics
+from subquad.suite.training.readout import mean_loss
 
 MakeStep = Callable[[Model, SpeedConfig, int, torch.device], Callable[[], None]]
 """Function from a model, the options of its timing, a length and a device to the call that is timed."""

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from suite import environment
-from suite.bench.base import Base
-from suite.bench.cases import Case, spread
-from suite.bench.compare import SIDES, Comparison, compare
-from suite.bench.contracts import Workload
-from suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
-from suite.bench.worker import ChildError, Worker, cold_start
-from suite.contracts import Recorder, no_operators
-from suite.store import storage
+from subquad.suite import environment
+from subquad.suite.bench.base import Base
+from subquad.suite.bench.cases import Case, spread
+from subquad.suite.bench.compare import SIDES, Comparison, compare
+from subquad.suite.bench.contracts import Workload
+from subquad.suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
+from subquad.suite.bench.worker import ChildError, Worker, cold_start
+from subquad.suite.contracts import Recorder, no_operators
+from subquad.suite.store import storage
 
 EXPERIMENT = "kernels"
 BUDGET_MS = 200.0

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from suite.bench.config import TimingRun
-from suite.bench.measure import Unavailable
-from suite.bench.run import BUDGET_MS, Clock
-from suite.runs import Outcome, Progress, Worker
+from subquad.suite.bench.config import TimingRun
+from subquad.suite.bench.measure import Unavailable
+from subquad.suite.bench.run import BUDGET_MS, Clock
+from subquad.suite.runs import Outcome, Progress, Worker
 
 
 class Series(Worker):

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from suite.bench.cases import Case
-from suite.bench.measure import Ceilings
-from suite.bench.run import Timing, Verdict
+from subquad.suite.bench.cases import Case
+from subquad.suite.bench.measure import Ceilings
+from subquad.suite.bench.run import Timing, Verdict
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 

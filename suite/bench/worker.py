@@ -17,9 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from suite.bench.base import HOME, Base
-from suite.bench.cases import Case
-from suite.registry import Entry
+from subquad.suite.bench.base import Base
+from subquad.suite.bench.cases import Case
+from subquad.suite.environment import REPOSITORY, import_path
+from subquad.suite.registry import Entry
 
 
 class Worker:
@@ -46,13 +47,13 @@ class Worker:
             "versions": dict(versions or {}),
             "path": sys.path,
         }
-        self.environment = {**os.environ, **(environment or {})}
+        self.environment = {**os.environ, "PYTHONPATH": import_path(), **(environment or {})}
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "suite.bench.worker", json.dumps(self.setting)],
-            cwd=HOME,
+            [sys.executable, "-P", "-m", "subquad.suite.bench.worker", json.dumps(self.setting)],
+            cwd=REPOSITORY,
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,10 +112,10 @@ def _serve(setting: dict[str, Any]) -> None:
     sys.path.extend(folder for folder in setting["path"] if folder not in sys.path)
     base = Base.from_json(setting["base"]) if setting["base"] else None
     if base:
-        sys.path[:] = base.import_path(sys.path)
+        base.take_effect()
     import torch
 
-    from suite.bench import measure
+    from subquad.suite.bench import measure
 
     device = torch.device(setting["device"])
     calls: dict[Case, Callable[[], Any]] = {}

@@ -19,28 +19,28 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
-from suite.commands.bench import bench
-from suite.commands.check import check
-from suite.commands.collect import collect
-from suite.commands.compare import compare
-from suite.commands.console import lost_output
-from suite.commands.data import data_app
-from suite.commands.doctor import doctor
-from suite.commands.evaluate import evaluate
-from suite.commands.export import export
-from suite.commands.generate import generate
-from suite.commands.listing import list_names
-from suite.commands.profile import profile
-from suite.commands.publish import publish
-from suite.commands.report import report
-from suite.commands.repository import Repository
-from suite.commands.results import results_app
-from suite.commands.run import run
-from suite.commands.show import show
-from suite.commands.status import status
-from suite.commands.weights import weights_app
-from suite.options import reason_of, shortened, visible
-from suite.store.target import StoreError
+from subquad.suite.commands.bench import bench
+from subquad.suite.commands.check import check
+from subquad.suite.commands.collect import collect
+from subquad.suite.commands.compare import compare
+from subquad.suite.commands.console import lost_output
+from subquad.suite.commands.data import data_app
+from subquad.suite.commands.doctor import doctor
+from subquad.suite.commands.evaluate import evaluate
+from subquad.suite.commands.export import export
+from subquad.suite.commands.generate import generate
+from subquad.suite.commands.listing import list_names
+from subquad.suite.commands.profile import profile
+from subquad.suite.commands.publish import publish
+from subquad.suite.commands.report import report
+from subquad.suite.commands.repository import Repository
+from subquad.suite.commands.results import results_app
+from subquad.suite.commands.run import run
+from subquad.suite.commands.show import show
+from subquad.suite.commands.status import status
+from subquad.suite.commands.weights import weights_app
+from subquad.suite.options import reason_of, shortened, visible
+from subquad.suite.store.target import StoreError
 
 INTERRUPTED = 130
 """Exit code of a command that a signal has ended."""
@@ -71,7 +71,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from suite.environment import version
+        from subquad.suite.environment import version
 
         print(version())
         raise typer.Exit

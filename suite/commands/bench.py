@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.console import table_console
-from suite.commands.repository import LOCAL, Device, Plugins, Results, repository_of, shown
-from suite.registry import Registry
+from subquad.suite.commands.console import table_console
+from subquad.suite.commands.repository import LOCAL, Device, Plugins, Results, repository_of, shown
+from subquad.suite.registry import Registry
 
 
 class Shapes(StrEnum):
@@ -50,8 +50,8 @@ def bench(
 ) -> None:
     """Time the operators, compare two revisions, or compare compiled kernels with their budgets."""
 
-    from suite.bench.base import HOME, base_of
-    from suite.bench.cases import KINDS, SETS, cases, check_names
+    from subquad.suite.bench.base import HOME, base_of
+    from subquad.suite.bench.cases import KINDS, SETS, cases, check_names
 
     repository = repository_of(context, plugins)
     operators = repository.operators
@@ -64,7 +64,7 @@ def bench(
     if check_budgets or update_budgets:
         if compare or shapes or against != "torch" or (check_budgets and update_budgets):
             raise ValueError("--check-budgets and --update-budgets time nothing and take only operators and --plugin")
-        from suite.commands.budgets import check_all, update_all
+        from subquad.suite.commands.budgets import check_all, update_all
 
         places = {name: (targets[name], files.get(name)) for name in names}
         options = "".join([*(f" {name}" for name in ops or ()), *(f" --plugin {name}" for name in plugins or ())])
@@ -76,11 +76,11 @@ def bench(
 
     import torch
 
-    from suite.bench import show
-    from suite.bench.measure import ceilings
-    from suite.bench.run import Rows, compare_trees, time_cases
-    from suite.environment import device_name, pick_device
-    from suite.store.target import probe, writable
+    from subquad.suite.bench import show
+    from subquad.suite.bench.measure import ceilings
+    from subquad.suite.bench.run import Rows, compare_trees, time_cases
+    from subquad.suite.environment import device_name, pick_device
+    from subquad.suite.store.target import probe, writable
 
     target = pick_device(device)
     base = compare or (None if against in KINDS else against)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from suite.bench import budgets
-from suite.bench.budgets import FILE, UPDATE, Collection
+from subquad.suite.bench import budgets
+from subquad.suite.bench.budgets import FILE, UPDATE, Collection
 
 Workloads = Mapping[str, tuple[str, Path | None]]
 """Maps an operator to the place of its workload and the file of its plugin (None for an operator of Subquad)."""

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.commands.planning import resolved_experiments
-from suite.commands.repository import Experiment, Repository
-from suite.executors.contract import Executor, Settings, check_name, choose
-from suite.options import located
-from suite.plugins import only_on_this_machine
-from suite.runner import FAILED, UNNEEDED, Finished, Planned, missing_bases, outdated, plan
-from suite.runs import Run
-from suite.store.enough import Enough
-from suite.training.live import check_sinks
+from subquad.suite.commands.planning import resolved_experiments
+from subquad.suite.commands.repository import Experiment, Repository
+from subquad.suite.executors.contract import Executor, Settings, check_name, choose
+from subquad.suite.options import located
+from subquad.suite.plugins import only_on_this_machine
+from subquad.suite.runner import FAILED, UNNEEDED, Finished, Planned, missing_bases, outdated, plan
+from subquad.suite.runs import Run
+from subquad.suite.store.enough import Enough
+from subquad.suite.training.live import check_sinks
 
 if TYPE_CHECKING:
-    from suite.executors.queue import Display
+    from subquad.suite.executors.queue import Display
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Call:
         ValueError where the folder of results cannot be written, before anything is trained. Where nothing is to do,
         it may be read-only.
         """
-        from suite.store.claims import sweep
-        from suite.store.target import probe
+        from subquad.suite.store.claims import sweep
+        from subquad.suite.store.target import probe
 
         try:
             for folder in {self.results / run.experiment / run.scale for run in self.todo}:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.repository import Plugins, Set, repository_of
+from subquad.suite.commands.repository import Plugins, Set, repository_of
 
 
 class Part(StrEnum):
@@ -30,7 +30,7 @@ def check(
     are read several times: make large ones smaller, e.g. by --set num_train=1000. Kernels of an operator run on the
     GPU, or with TRITON_INTERPRET=1 in Triton's interpreter.
     """
-    from suite.options import options_in, parse
+    from subquad.suite.options import options_in, parse
 
     repository = repository_of(context, plugins)
     if part is Part.operator:
@@ -44,13 +44,13 @@ def check(
     options = options_in(texts, "--set", "option=value, e.g. num_train=1000")
     built = parse(config, options, f"{part.value} {name}")
     if part is Part.model:
-        from suite.laws import models as laws
+        from subquad.suite.laws import models as laws
 
         # options that do not go together are a fault of the caller's and break no law
         laws.build(config, **options)
         broken = _try(name, laws.LAWS, config, **options)
     else:
-        from suite.laws import tasks as task_laws
+        from subquad.suite.laws import tasks as task_laws
 
         rows = task_laws.everything(built)
         broken = _try(name, task_laws.LAWS, built)
@@ -65,8 +65,8 @@ def _of_operator(workload: Any) -> tuple[Iterable[Callable[..., None]], Any]:
 
     import torch
 
-    from suite.laws import operators as laws
-    from suite.laws.calls import Operator
+    from subquad.suite.laws import operators as laws
+    from subquad.suite.laws.calls import Operator
 
     gpu = torch.cuda.is_available()
     compiled = gpu or os.environ.get("TRITON_INTERPRET") == "1"
@@ -82,7 +82,7 @@ def _try(name: str, laws: Iterable[Callable[..., None]], *arguments: Any, **opti
     """Tries all laws, prints a line for each, and returns how many are broken."""
     from rich.console import Console
 
-    from suite.laws.tasks import NotApplicable
+    from subquad.suite.laws.tasks import NotApplicable
 
     console = Console(soft_wrap=True)
 

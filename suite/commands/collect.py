@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from suite.commands.console import skipped, table_console
-from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
-from suite.commands.status import print_summary
+from subquad.suite.commands.console import skipped, table_console
+from subquad.suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
+from subquad.suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
+from subquad.suite.commands.status import print_summary
 
 
 def collect(
@@ -23,9 +23,9 @@ def collect(
 ) -> None:
     """For every run whose Slurm job ended without a row, store a row that says that the run failed."""
 
-    from suite.display import GridDisplay
-    from suite.executors.slurm import collect as collect_jobs
-    from suite.store.status import standings
+    from subquad.suite.display import GridDisplay
+    from subquad.suite.executors.slurm import collect as collect_jobs
+    from subquad.suite.store.status import standings
 
     (experiment, config, _), runs = resolved_runs(
         repository_of(context, plugins),

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.console import skipped, table_console
-from suite.commands.repository import Repository, repository_of
-from suite.options import located, visible
-from suite.store.target import is_folder, target
+from subquad.suite.commands.console import skipped, table_console
+from subquad.suite.commands.repository import Repository, repository_of
+from subquad.suite.options import located, visible
+from subquad.suite.store.target import is_folder, target
 
 if TYPE_CHECKING:
-    from suite.store.comparison import Comparison, Line, Measure, Rows
+    from subquad.suite.store.comparison import Comparison, Line, Measure, Rows
 
 COLUMNS = ("experiment", "run", "metric", "A", "B", "difference", "seeds", "p", "p (Holm)", "B is")
 
@@ -46,10 +46,10 @@ def compare(
     Runs with the same settings belong together, whatever their versions. Qualities are compared on the test split over
     seeds, by a permutation test; speeds by their ratio, on one device only. `--only metric=...` compares other metrics.
     """
-    from suite.store import storage
-    from suite.store.comparison import collect
-    from suite.store.comparison import compare as compared
-    from suite.store.revisions import extract
+    from subquad.suite.store import storage
+    from subquad.suite.store.comparison import collect
+    from subquad.suite.store.comparison import compare as compared
+    from subquad.suite.store.revisions import extract
 
     repository = repository_of(context)
     only = only or []
@@ -108,8 +108,8 @@ class _Side:
 
 def _find(side: str, repository: Repository) -> _Side:
     """Looks up a folder of results, or else a revision. Raises ValueError if it has no rows."""
-    from suite.store import storage
-    from suite.store.revisions import commit_of, git
+    from subquad.suite.store import storage
+    from subquad.suite.store.revisions import commit_of, git
 
     folder = target(side)
     if is_folder(folder):
@@ -147,7 +147,7 @@ def _nothing(a: str, b: str, comparison: Comparison) -> str:
 
 def _table(lines: Sequence[Line], corrected: Mapping[Measure, float]) -> Iterator[tuple[str, ...]]:
     """The lines as text, worse and better ones first. corrected: p of the tested ones, corrected for their number."""
-    from suite.store.comparison import labels
+    from subquad.suite.store.comparison import labels
 
     order = ("worse", "better", "differs", "same", "too few seeds", "identical")
     names = labels([line.measure for line in lines])
@@ -193,7 +193,7 @@ def _print(table: Sequence[tuple[str, ...]]) -> None:
 
 def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, shown: Sequence[Line]) -> Iterator[str]:
     """Returns the remarks below the table."""
-    from suite.store.comparison import ALPHA, FACTS
+    from subquad.suite.store.comparison import ALPHA, FACTS
 
     counts = Counter(line.verdict for line in comparison.lines)
     yield f"A is {a}, B is {b}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())

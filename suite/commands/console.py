@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from suite.options import visible
+from subquad.suite.options import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.console import skipped, table_console
-from suite.commands.repository import Repository, Set, StoredResults, repository_of
-from suite.contracts import PreparedTask
+from subquad.suite.commands.console import skipped, table_console
+from subquad.suite.commands.repository import Repository, Set, StoredResults, repository_of
+from subquad.suite.contracts import PreparedTask
 
 data_app = typer.Typer(
     help="List, prepare and check the data that tasks read.",
@@ -28,7 +28,7 @@ Workers = Annotated[
 
 def _configured(repository: Repository, name: str, data: Path | None, overrides: list[str] | None) -> Any:
     """The task with the options that were given. ValueError for an unknown name or option."""
-    from suite.options import options_in, parse
+    from subquad.suite.options import options_in, parse
 
     cls = repository.tasks.load(name)
     texts = [text.removeprefix("task.") for text in overrides or ()]
@@ -204,7 +204,7 @@ def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:
     """The highest training throughput on a task among stored rows, or on any task where it has none."""
     import pyarrow.compute as pc
 
-    from suite.store import storage
+    from subquad.suite.store import storage
 
     columns = ("metric", "value", "task", "model", "device")
     rows: list[dict[str, Any]] = []

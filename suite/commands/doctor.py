@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from suite.commands.console import table_console
+from subquad.suite.commands.console import table_console
 
 
 def doctor() -> None:
     """Say what works on this machine, and why the rest does not."""
     from rich.table import Table
 
-    from suite.environment import capabilities
+    from subquad.suite.environment import capabilities
 
     table = Table("part", "for", "state", box=None)
     for part in capabilities():

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.commands.repository import LOCAL, Device, Plugins, Results, Weights, repository_of
-from suite.metrics import is_number
+from subquad.suite.commands.repository import LOCAL, Device, Plugins, Results, Weights, repository_of
+from subquad.suite.metrics import is_number
 
 if TYPE_CHECKING:
     import torch
 
-    from suite.contracts import Task
-    from suite.harness import Decode, Encode
+    from subquad.suite.contracts import Task
+    from subquad.suite.harness import Decode, Encode
 
 EXPERIMENT = "evaluate"
 """The experiment under which evaluations keep their rows."""
@@ -42,7 +42,7 @@ def evaluate(
     results: Results = LOCAL,
 ) -> None:
     """Run tasks of lm-evaluation-harness on a trained language model, and store the rows."""
-    from suite import harness
+    from subquad.suite import harness
 
     names = [name for name in tasks.split(",") if name]
     if not names:
@@ -50,17 +50,17 @@ def evaluate(
     if folder is not None and not folder.is_dir():
         raise ValueError(f"--include {folder}: there is no such folder")
     version = harness.version()
-    from suite.store.weights import find_weights, mark, model_settings
-    from suite.training.weights import load_model
+    from subquad.suite.store.weights import find_weights, mark, model_settings
+    from subquad.suite.training.weights import load_model
 
     repository = repository_of(context, plugins)
     path = find_weights(weights, [results, repository.reference])
 
-    from suite.environment import pick_device
-    from suite.identity import files_digest
-    from suite.settings.resolver import Resolver
-    from suite.store import storage
-    from suite.store.target import probe, writable
+    from subquad.suite.environment import pick_device
+    from subquad.suite.identity import files_digest
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.store import storage
+    from subquad.suite.store.target import probe, writable
 
     target = pick_device(device)
     task, model = load_model(path, Resolver(repository.tasks, repository.models), target)
@@ -102,8 +102,8 @@ def evaluate(
 
 def _columns(settings: dict[str, Any], scale: str, model: str, device: torch.device) -> dict[str, Any]:
     """Returns the columns that all rows of an evaluation share, given its settings and the name of its model."""
-    from suite.environment import provenance
-    from suite.identity import identity
+    from subquad.suite.environment import provenance
+    from subquad.suite.identity import identity
 
     shots = settings["shots"]
     return {
@@ -134,7 +134,7 @@ def _error(error: float | None) -> str:
 
 def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode, int | None]:
     """The functions from text to tokens and back, and the token of the end of a text, where there is one."""
-    from suite.harness import END_TOKENS
+    from subquad.suite.harness import END_TOKENS
 
     if tokenizer is not None:
         try:

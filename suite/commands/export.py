@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.repository import StoredResults, repository_of, shown
+from subquad.suite.commands.repository import StoredResults, repository_of, shown
 
 
 class Format(StrEnum):
@@ -44,8 +44,8 @@ def export(
         raise ValueError(f"--out {out} --format {format}: the two do not agree; leave one out")
     selection = repository_of(context).selection(names, results, only or ())
 
-    from suite.store.rows import write_csv, write_json
-    from suite.store.target import is_remote, replacing, writable
+    from subquad.suite.store.rows import write_csv, write_json
+    from subquad.suite.store.target import is_remote, replacing, writable
 
     write = write_json if (format or of_file) is Format.json else write_csv
     if out is None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.repository import Device, Plugins, StoredResults, Weights, repository_of
-from suite.options import located
+from subquad.suite.commands.repository import Device, Plugins, StoredResults, Weights, repository_of
+from subquad.suite.options import located
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from suite.contracts import Task
-    from suite.harness import Decode, Encode
+    from subquad.suite.contracts import Task
+    from subquad.suite.harness import Decode, Encode
 
 
 def generate(
@@ -35,10 +35,10 @@ def generate(
     results: StoredResults = None,
 ) -> None:
     """Continue prompts with a trained model. With a single prompt, tokens are printed as they come."""
-    from suite.generate import Sampling
-    from suite.generate import generate as continue_prompts
-    from suite.store.weights import find_weights
-    from suite.training.weights import load_model
+    from subquad.suite.generate import Sampling
+    from subquad.suite.generate import generate as continue_prompts
+    from subquad.suite.store.weights import find_weights
+    from subquad.suite.training.weights import load_model
 
     Sampling(temperature, top_k, top_p)
     repository = repository_of(context, plugins)
@@ -46,8 +46,8 @@ def generate(
 
     import torch
 
-    from suite.environment import pick_device
-    from suite.settings.resolver import Resolver
+    from subquad.suite.environment import pick_device
+    from subquad.suite.settings.resolver import Resolver
 
     target = pick_device(device)
     task, model = load_model(path, Resolver(repository.tasks, repository.models), target)
@@ -106,7 +106,7 @@ def _until(decode: Decode, stops: dict[str, list[int]]) -> Callable[[list[int]],
 
     stops: text of each stop and its tokens. Ids are compared with ids, and text with text.
     """
-    from suite.generate import end_of_stop
+    from subquad.suite.generate import end_of_stop
 
     def text_until(tokens: list[int]) -> tuple[str, bool]:
         text = decode(tokens)

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.console import table_console
-from suite.commands.repository import Plugins, repository_of
-from suite.settings.config import find_experiments, load_experiment
+from subquad.suite.commands.console import table_console
+from subquad.suite.commands.repository import Plugins, repository_of
+from subquad.suite.settings.config import find_experiments, load_experiment
 
 
 class Kind(StrEnum):

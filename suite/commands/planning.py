@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.repository import LOCAL, Experiment, Repository, shown
-from suite.options import seeds_in
-from suite.runs import Run
+from subquad.suite.commands.repository import LOCAL, Experiment, Repository, shown
+from subquad.suite.options import seeds_in
+from subquad.suite.runs import Run
 
 Scale = Annotated[str | None, typer.Option("--scale", help="Protocol (scale) of the grid; default: its first.")]
 Only = Annotated[
@@ -41,8 +41,8 @@ def resolved_runs(
     results: folder of results, where `train.init_from` finds the weights of runs.
     without_data: plan runs whose data are not there, and scales that cannot run here, too.
     """
-    from suite.settings.grid import expand, refuse
-    from suite.settings.resolver import Resolver
+    from subquad.suite.settings.grid import expand, refuse
+    from subquad.suite.settings.resolver import Resolver
 
     found = repository.experiment(experiment)
     if not without_data:

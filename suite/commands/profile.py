@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.console import table_console
-from suite.commands.planning import Data, Only, Scale, resolved_runs
-from suite.commands.repository import Device, ExperimentName, Plugins, Sets, repository_of
+from subquad.suite.commands.console import table_console
+from subquad.suite.commands.planning import Data, Only, Scale, resolved_runs
+from subquad.suite.commands.repository import Device, ExperimentName, Plugins, Sets, repository_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from suite.profiling import Share
+    from subquad.suite.profiling import Share
 
 LONGEST = 90
 """Characters of a kernel's name that are shown; those of templates in C++ have hundreds."""
@@ -45,10 +45,10 @@ def profile(
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch
 
-    from suite.display import Labels
-    from suite.environment import pick_device
-    from suite.profiling import shares
-    from suite.runner import worker_of
+    from subquad.suite.display import Labels
+    from subquad.suite.environment import pick_device
+    from subquad.suite.profiling import shares
+    from subquad.suite.runner import worker_of
 
     target = pick_device(device)
     first = [run for run in runs if run.seed == runs[0].seed]

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.repository import existing, repository_of, shown
-from suite.registry import counted, few
-from suite.store.target import target, writable
+from subquad.suite.commands.repository import existing, repository_of, shown
+from subquad.suite.registry import counted, few
+from subquad.suite.store.target import target, writable
 
 
 def publish(
@@ -23,7 +23,7 @@ def publish(
     FROM keeps its files. Nothing is written where a file is damaged, or a run has not ended or is there with other
     rows.
     """
-    from suite.store import parts
+    from subquad.suite.store import parts
 
     folder = existing(target(source), f"publish {source}")
     place = repository_of(context).reference if results is None else target(results)

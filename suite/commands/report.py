@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.console import skipped
-from suite.commands.planning import resolved_runs
-from suite.commands.repository import (
+from subquad.suite.commands.console import skipped
+from subquad.suite.commands.planning import resolved_runs
+from subquad.suite.commands.repository import (
     KERNELS,
     LOCAL,
     TABLES,
@@ -25,7 +25,7 @@ from suite.commands.repository import (
     repository_of,
     shown,
 )
-from suite.registry import nearest
+from subquad.suite.registry import nearest
 
 
 class Format(StrEnum):
@@ -75,7 +75,7 @@ def report(
     A paper (`h3`) and `--all` show a scoreboard of its experiments or of all; `--format html` is a page to sort, filter
     and open runs. `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
     """
-    from suite.store import storage
+    from subquad.suite.store import storage
 
     repository = repository_of(context, plugins)
     if update_docs:
@@ -120,7 +120,7 @@ def report(
             rendered = repository.rendering().against(rendered, against, row or ())
     if out is None and chosen in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
-    from suite.store.target import writable
+    from subquad.suite.store.target import writable
 
     with contextlib.nullcontext() if out is None else writable("--out", out):
         made = repository.rendering().render(rendered, chosen.value, out)
@@ -167,7 +167,7 @@ def _table(
 
 def _tables(repository: Repository, format: Format, out: Path | None) -> Any:
     """The page of every table and figure, with what is committed of each."""
-    from suite.store import storage
+    from subquad.suite.store import storage
 
     rendering = repository.rendering()
     names = repository.experiments()
@@ -206,7 +206,7 @@ def _planned(repository: Repository, experiment: str) -> Callable[[str], list[di
 
 def _board(repository: Repository, name: str, results: Path | None, *, reduced: bool = True) -> Any:
     """The scoreboard of the experiments of a paper, or of all; reduced: with the other scales that have rows."""
-    from suite.store import storage
+    from subquad.suite.store import storage
 
     rendering = repository.rendering()
     counted, others = [], []

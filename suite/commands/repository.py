@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from suite.commands.console import skipped
-from suite.contracts import Recorder
-from suite.plugins import load_plugins
-from suite.registry import Registry, nearest
-from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
-from suite.store.target import is_folder, target
+from subquad.suite.commands.console import skipped
+from subquad.suite.contracts import Recorder
+from subquad.suite.plugins import load_plugins
+from subquad.suite.registry import Registry, nearest
+from subquad.suite.settings.config import ExperimentConfig, find_experiments, load_experiment
+from subquad.suite.store.target import is_folder, target
 
 if TYPE_CHECKING:
-    from suite.store.rows import Selection
+    from subquad.suite.store.rows import Selection
 
 LOCAL = Path("results/local")
 """Folder of new results, relative to the folder in which the command is called."""
@@ -124,7 +124,7 @@ class Repository:
 
     def files(self, experiment: str, results: Path | None) -> list[Path]:
         """Files with the rows of an experiment, of one folder: `results`, or the user's own, or else the committed."""
-        from suite.store import storage
+        from subquad.suite.store import storage
 
         return next((found for root in self.roots(results) if (found := storage.files([root], experiment))), [])
 
@@ -133,8 +133,8 @@ class Repository:
 
         An experiment is named as for `experiment`; `kernels` stands for the rows of `bench`.
         """
-        from suite.store import storage
-        from suite.store.rows import Selection
+        from subquad.suite.store import storage
+        from subquad.suite.store.rows import Selection
 
         paths: dict[Path, None] = {}
         for name in names:

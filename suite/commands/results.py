@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from suite.commands.repository import LOCAL, existing, repository_of, shown
-from suite.options import visible
-from suite.store.target import is_remote, target, writable
+from subquad.suite.commands.repository import LOCAL, existing, repository_of, shown
+from subquad.suite.options import visible
+from subquad.suite.store.target import is_remote, target, writable
 
 results_app = typer.Typer(help="Check stored rows.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -35,8 +35,8 @@ def verify(
     A number must be one that its metric can have, JSON must be that of a run, a run must be in the folder of its
     experiment and scale, and its id must be the hash of its settings. Exits with 1 where something is wrong.
     """
-    from suite.store.verify import quarantine as put_aside
-    from suite.store.verify import verify as verified
+    from subquad.suite.store.verify import quarantine as put_aside
+    from subquad.suite.store.verify import verify as verified
 
     reference = repository_of(context).reference
     if folder is None:
@@ -72,6 +72,6 @@ def _problems(count: int) -> str:
 
 
 def _stays(path: Path) -> bool:
-    from suite.store.storage import is_part
+    from subquad.suite.store.storage import is_part
 
     return is_part(path)

@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suite.commands.console import skipped
-from suite.commands.planning import Data, Only, Scale, Seeds
-from suite.commands.repository import LOCAL, Device, ExperimentNames, Plugins, Results, Sets, repository_of, shown
-from suite.options import seconds, shortened
-from suite.registry import counted
-from suite.runs import Run
+from subquad.suite.commands.console import skipped
+from subquad.suite.commands.planning import Data, Only, Scale, Seeds
+from subquad.suite.commands.repository import (
+    LOCAL,
+    Device,
+    ExperimentNames,
+    Plugins,
+    Results,
+    Sets,
+    repository_of,
+    shown,
+)
+from subquad.suite.options import seconds, shortened
+from subquad.suite.registry import counted
+from subquad.suite.runs import Run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from suite.commands.carrying_out import Call
-    from suite.runner import Planned
+    from subquad.suite.commands.carrying_out import Call
+    from subquad.suite.runner import Planned
 
 
 AUTO = "auto"
@@ -84,10 +93,10 @@ def run(
     ] = False,
 ) -> None:
     """Carry out the runs of experiments. Stored runs are skipped, and interrupted ones continue."""
-    from suite.commands.carrying_out import prepare
-    from suite.commands.console import lasting_console, table_console
-    from suite.executors.contract import LeftRunningError, Settings
-    from suite.runner import FAILED, UNNEEDED
+    from subquad.suite.commands.carrying_out import prepare
+    from subquad.suite.commands.console import lasting_console, table_console
+    from subquad.suite.executors.contract import LeftRunningError, Settings
+    from subquad.suite.runner import FAILED, UNNEEDED
 
     repository = repository_of(context, plugins)
     processes = _processes(nproc, executor)
@@ -127,8 +136,8 @@ def run(
         return
     _print_stored(console, call, retry_failed)
 
-    from suite.display import GridDisplay
-    from suite.executors.local import OutOfTimeError
+    from subquad.suite.display import GridDisplay
+    from subquad.suite.executors.local import OutOfTimeError
 
     with GridDisplay(console, len(call.todo), runs=[item.run for item in call.planned]) as display:
         try:
@@ -177,7 +186,7 @@ def _results_option(results: Path) -> str:
 
 def _print_stored(console: Console, call: Call, retry_failed: bool) -> None:
     """Prints how many runs are carried out again, or how many are not because they are stored or not needed."""
-    from suite.runner import UNNEEDED
+    from subquad.suite.runner import UNNEEDED
 
     num_runs, num_todo = len(call.planned), len(call.todo)
     if retry_failed:
@@ -197,8 +206,8 @@ def _print_stored(console: Console, call: Call, retry_failed: bool) -> None:
 
 def _lacks_weights(item: Planned, results: Path) -> bool:
     """Returns whether a training run is stored without weights, which only a repeated run would keep."""
-    from suite.store import storage
-    from suite.training.run import TrainingRun
+    from subquad.suite.store import storage
+    from subquad.suite.training.run import TrainingRun
 
     run = item.run
     is_stored = isinstance(run, TrainingRun) and item.stored == "ok"
@@ -207,7 +216,7 @@ def _lacks_weights(item: Planned, results: Path) -> bool:
 
 def _changed(overrides: Sequence[str], call: Call) -> list[str]:
     """Keys of `--set` by which `report --by` can show the runs."""
-    from suite.settings.grid import iter_keys
+    from subquad.suite.settings.grid import iter_keys
 
     settings = dict(iter_keys(call.planned[0].run.resolved)) if call.planned else {}
     return [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
@@ -218,10 +227,10 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
 
     jobs: runs at a time; None where that is not known.
     """
-    from suite.runner import UNNEEDED
-    from suite.store import storage
-    from suite.store.estimate import estimate
-    from suite.store.status import unstored_states
+    from subquad.suite.runner import UNNEEDED
+    from subquad.suite.store import storage
+    from subquad.suite.store.estimate import estimate
+    from subquad.suite.store.status import unstored_states
 
     runs = [item.run for item in call.planned]
     unstored = ["to do"] * len(runs) if call.settings.fresh else unstored_states(runs, call.results)
@@ -262,7 +271,7 @@ def _launched() -> bool:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         # the import takes seconds, since it loads torch
         return False
-    from suite.training import parallel
+    from subquad.suite.training import parallel
 
     return parallel.launched()
 
@@ -312,7 +321,7 @@ def print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
 
 def _flat(runs: Sequence[Run]) -> list[dict[str, str]]:
     """The resolved settings of every run as JSON texts by their dotted keys."""
-    from suite.settings.grid import iter_keys
+    from subquad.suite.settings.grid import iter_keys
 
     resolved = [item.resolved for item in runs]
     # runs that differ in their seed alone share their sections, so each is written once

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from suite.commands.console import skipped, table_console
-from suite.commands.repository import StoredResults, repository_of
-from suite.options import visible
-from suite.registry import few
+from subquad.suite.commands.console import skipped, table_console
+from subquad.suite.commands.repository import StoredResults, repository_of
+from subquad.suite.options import visible
+from subquad.suite.registry import few
 
 FACTS = (
     *("run_id", "experiment", "scale", "seed", "device", "threads", "torch", "triton", "cuda", "python", "commit"),
@@ -30,8 +30,8 @@ def show(
     """Show everything that is stored about one run."""
     from rich.table import Table
 
-    from suite.settings.grid import iter_keys
-    from suite.store import documents, endings, storage
+    from subquad.suite.settings.grid import iter_keys
+    from subquad.suite.store import documents, endings, storage
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")

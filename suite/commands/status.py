@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from suite.commands.console import skipped, table_console
-from suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
-from suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
-from suite.options import visible
-from suite.registry import counted
+from subquad.suite.commands.console import skipped, table_console
+from subquad.suite.commands.planning import Data, Only, Scale, Seeds, resolved_runs
+from subquad.suite.commands.repository import LOCAL, ExperimentName, OwnResults, Plugins, Sets, repository_of
+from subquad.suite.options import visible
+from subquad.suite.registry import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from suite.store.status import Standing
+    from subquad.suite.store.status import Standing
 
 STYLES = {"running": "green", "failed": "red", "damaged": "red", "diverged": "red", "oom": "red"}
 
@@ -35,10 +35,10 @@ def status(
 ) -> None:
     """Show which runs are done, running (where, since when), failed (why) or to do, and the time that is left."""
 
-    from suite.display import Labels
-    from suite.store import storage
-    from suite.store.estimate import estimate
-    from suite.store.status import standings
+    from subquad.suite.display import Labels
+    from subquad.suite.store import storage
+    from subquad.suite.store.estimate import estimate
+    from subquad.suite.store.status import standings
 
     repository = repository_of(context, plugins)
     (experiment, config, _), runs = resolved_runs(
@@ -74,7 +74,7 @@ def status(
 
 def print_summary(console: Console, experiment: str, results: Path, found: Sequence[Standing]) -> None:
     """Prints in one line how many runs of an experiment there are and where they stand."""
-    from suite.store.status import summary
+    from subquad.suite.store.status import summary
 
     count = counted(len(found))
     line = f"{experiment}, scale {found[0].run.scale}, in {results}: {count}, {summary(found)}"

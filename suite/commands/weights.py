@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.commands.repository import StoredResults, Weights, repository_of
-from suite.options import Config
-from suite.registry import few
+from subquad.suite.commands.repository import StoredResults, Weights, repository_of
+from subquad.suite.options import Config
+from subquad.suite.registry import few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,9 +49,9 @@ def import_weights(
     found = length or settings.get("n_positions") or settings.get("max_position_embeddings") or 2048
     tree = {"task": repository.token_task(vocab_size, found), "model": {"name": layout.model, **options}}
 
-    from suite.settings.resolver import Resolver
-    from suite.store.target import writable
-    from suite.store.weights import save_weights
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.store.target import writable
+    from subquad.suite.store.weights import save_weights
 
     task, config = Resolver(repository.tasks, repository.models).trained(tree, str(folder))
     model = config.build(task.spec)
@@ -77,9 +77,9 @@ def export_weights(
     results: StoredResults = None,
 ) -> None:
     """Write the weights of a run in a public layout, for `transformers`, mamba_ssm or flash-linear-attention."""
-    from suite.store.target import writable
-    from suite.store.weights import find_weights, model_settings
-    from suite.training.weights import load_model
+    from subquad.suite.store.target import writable
+    from subquad.suite.store.weights import find_weights, model_settings
+    from subquad.suite.training.weights import load_model
 
     repository = repository_of(context)
     checkpoints = repository.checkpoints()
@@ -88,7 +88,7 @@ def export_weights(
 
     import torch
 
-    from suite.settings.resolver import Resolver
+    from subquad.suite.settings.resolver import Resolver
 
     name, options = model_settings(path)
     fitting = [key for key, value in checkpoints.LAYOUTS.items() if value.model == name]

@@ -15,22 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from suite.contracts import Recorder, no_operators
-from suite.options import options_in, parse, shortened
-from suite.registry import Entry, Registry
-from suite.runner import Finished
-from suite.runs import Run
-from suite.store.enough import Enough
+from subquad.suite.contracts import Recorder, no_operators
+from subquad.suite.options import options_in, parse, shortened
+from subquad.suite.registry import Entry, Registry
+from subquad.suite.runner import Finished
+from subquad.suite.runs import Run
+from subquad.suite.store.enough import Enough
 
 if TYPE_CHECKING:
-    from suite.executors.queue import Display
+    from subquad.suite.executors.queue import Display
 
 EXECUTORS = Registry(
     "executor",
     {
-        "local": Entry("suite.executors.local:Local", "this machine"),
-        "ray": Entry("suite.executors.ray:Ray", "a Ray cluster"),
-        "slurm": Entry("suite.executors.slurm:Slurm", "jobs of a Slurm cluster"),
+        "local": Entry("subquad.suite.executors.local:Local", "this machine"),
+        "ray": Entry("subquad.suite.executors.ray:Ray", "a Ray cluster"),
+        "slurm": Entry("subquad.suite.executors.slurm:Slurm", "jobs of a Slurm cluster"),
     },
 )
 

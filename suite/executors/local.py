@@ -27,20 +27,20 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from suite.contracts import Recorder, no_operators
-from suite.environment import cores, device_name, pick_device
-from suite.executors.contract import LeftRunningError, Settings
-from suite.executors.packing import Room, multi_process_service
-from suite.executors.processes import SIGNALS, StopFlag, kill_children
-from suite.executors.queue import Display, RunQueue
-from suite.executors.team import Team, follow, give
-from suite.executors.workers import SILENCE_S, run_in_workers
-from suite.options import Config
-from suite.runner import Finished, execute
-from suite.runs import Run
-from suite.store.claims import Claims
-from suite.store.enough import Enough
-from suite.training import parallel
+from subquad.suite.contracts import Recorder, no_operators
+from subquad.suite.environment import cores, device_name, pick_device
+from subquad.suite.executors.contract import LeftRunningError, Settings
+from subquad.suite.executors.packing import Room, multi_process_service
+from subquad.suite.executors.processes import SIGNALS, StopFlag, kill_children
+from subquad.suite.executors.queue import Display, RunQueue
+from subquad.suite.executors.team import Team, follow, give
+from subquad.suite.executors.workers import SILENCE_S, run_in_workers
+from subquad.suite.options import Config
+from subquad.suite.runner import Finished, execute
+from subquad.suite.runs import Run
+from subquad.suite.store.claims import Claims
+from subquad.suite.store.enough import Enough
+from subquad.suite.training import parallel
 
 SAME_S = 1.0
 """Signals that come so soon after the first are the same request. `timeout` and others send theirs to the command and

@@ -26,7 +26,12 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask for an end: Ctrl-C, a scheduler's, and that of a closed terminal."""
 
-LOADED = ["suite.commands", "suite.executors.workers", "suite.training.trainer", "torch._dynamo"]
+LOADED = [
+    "subquad.suite.commands",
+    "subquad.suite.executors.workers",
+    "subquad.suite.training.trainer",
+    "torch._dynamo",
+]
 """The server imports these modules, and a process imports by itself what else it needs. Optimizers of torch import
 `torch._dynamo` when they are made, which takes as long as the import of torch itself."""
 

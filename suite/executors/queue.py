@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from suite.runner import ENDED, UNNEEDED, Finished
-from suite.runs import Progress, Run
-from suite.store import endings, storage
-from suite.store.claims import Claims
-from suite.store.enough import Enough
-from suite.store.target import stamp
+from subquad.suite.runner import ENDED, UNNEEDED, Finished
+from subquad.suite.runs import Progress, Run
+from subquad.suite.store import endings, storage
+from subquad.suite.store.claims import Claims
+from subquad.suite.store.enough import Enough
+from subquad.suite.store.target import stamp
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at the runs that other processes have."""

@@ -29,16 +29,16 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from suite.environment import REPOSITORY, pick_device
-from suite.executors.contract import Settings
-from suite.executors.local import StopSignals
-from suite.executors.processes import StopFlag
-from suite.executors.queue import Display, RunQueue
-from suite.executors.workers import TRIES, device_fault
-from suite.options import Config
-from suite.runner import Finished, execute, store_failure
-from suite.runs import Progress, Run
-from suite.store.claims import Claims
+from subquad.suite.environment import IMPORTED_FROM, pick_device
+from subquad.suite.executors.contract import Settings
+from subquad.suite.executors.local import StopSignals
+from subquad.suite.executors.processes import StopFlag
+from subquad.suite.executors.queue import Display, RunQueue
+from subquad.suite.executors.workers import TRIES, device_fault
+from subquad.suite.options import Config
+from subquad.suite.runner import Finished, execute, store_failure
+from subquad.suite.runs import Progress, Run
+from subquad.suite.store.claims import Claims
 
 LOST_NODES = 10
 """Number of nodes that one run may lose; beyond it, the run's memory is more likely the reason than the nodes."""
@@ -98,7 +98,7 @@ class Ray(Config):
                 address=self.address or "local",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
+                runtime_env={"env_vars": {"PYTHONPATH": str(IMPORTED_FROM)}},
                 **own,
             )
         except (ConnectionError, RuntimeError, ValueError) as error:

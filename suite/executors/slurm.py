@@ -27,19 +27,29 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from suite.environment import REPOSITORY, pick_device
-from suite.executors.contract import LeftRunningError, Settings
-from suite.executors.local import StopSignals, run_in_sequence
-from suite.executors.processes import StopFlag
-from suite.executors.queue import Display, RunQueue
-from suite.executors.workers import SILENCE_S
-from suite.options import Config
-from suite.runner import UNNEEDED, Finished, store_failure
-from suite.runs import Run
-from suite.store.claims import Claims, claim_path, read_claim
-from suite.store.enough import Enough
-from suite.store.jobs import LATE_S, Job, find_jobs, forget_job, job_folder, keep_job, new_ending, row_stamp, states
-from suite.store.target import is_remote
+from subquad.suite.environment import IMPORTED_FROM, pick_device
+from subquad.suite.executors.contract import LeftRunningError, Settings
+from subquad.suite.executors.local import StopSignals, run_in_sequence
+from subquad.suite.executors.processes import StopFlag
+from subquad.suite.executors.queue import Display, RunQueue
+from subquad.suite.executors.workers import SILENCE_S
+from subquad.suite.options import Config
+from subquad.suite.runner import UNNEEDED, Finished, store_failure
+from subquad.suite.runs import Run
+from subquad.suite.store.claims import Claims, claim_path, read_claim
+from subquad.suite.store.enough import Enough
+from subquad.suite.store.jobs import (
+    LATE_S,
+    Job,
+    find_jobs,
+    forget_job,
+    job_folder,
+    keep_job,
+    new_ending,
+    row_stamp,
+    states,
+)
+from subquad.suite.store.target import is_remote
 
 ARRAY_SIZE = 1000
 """Most jobs in an array; Slurm takes 1001 by default."""
@@ -115,7 +125,7 @@ class Slurm(Config):
             "partition": self.partition,
             "array_parallelism": settings.jobs or len(runs),
             "signal_delay_s": WARNING_S,
-            "setup": [f"export PYTHONPATH={shlex.quote(str(REPOSITORY))}${{PYTHONPATH:+:$PYTHONPATH}}"],
+            "setup": [f"export PYTHONPATH={shlex.quote(str(IMPORTED_FROM))}${{PYTHONPATH:+:$PYTHONPATH}}"],
         }
         executor.update_parameters(
             name=runs[0].experiment.replace("/", "-"),
@@ -164,7 +174,7 @@ class _Job:
         import submitit
         from rich.console import Console
 
-        from suite.display import GridDisplay
+        from subquad.suite.display import GridDisplay
 
         stop, warned = threading.Event(), threading.Event()
 

@@ -26,13 +26,13 @@ from pathlib import Path
 
 import torch
 
-from suite.executors.processes import CONTEXT, ended, start
-from suite.plugins import PluginError, changed_since_planned, reason_of, unloaded
-from suite.runner import worker_of
-from suite.runs import Run, RunEnded
-from suite.store import storage
-from suite.training import parallel
-from suite.training.numerics import host_threads
+from subquad.suite.executors.processes import CONTEXT, ended, start
+from subquad.suite.plugins import PluginError, changed_since_planned, reason_of, unloaded
+from subquad.suite.runner import worker_of
+from subquad.suite.runs import Run, RunEnded
+from subquad.suite.store import storage
+from subquad.suite.training import parallel
+from subquad.suite.training.numerics import host_threads
 
 GRACE_S = 3.0
 """Seconds for which rank 0, once another process is lost, may notice it by itself."""

@@ -39,15 +39,15 @@ from typing import Any
 
 import torch
 
-from suite.executors import processes
-from suite.executors.packing import Load, Room, measure
-from suite.executors.processes import CONTEXT, LOST_SERVER, StopFlag
-from suite.executors.queue import RunQueue
-from suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give
-from suite.identity import likeness
-from suite.plugins import reason_of, unloaded
-from suite.runner import Finished, execute, of_any_machine, store_failure
-from suite.runs import Progress, Run
+from subquad.suite.executors import processes
+from subquad.suite.executors.packing import Load, Room, measure
+from subquad.suite.executors.processes import CONTEXT, LOST_SERVER, StopFlag
+from subquad.suite.executors.queue import RunQueue
+from subquad.suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give
+from subquad.suite.identity import likeness
+from subquad.suite.plugins import reason_of, unloaded
+from subquad.suite.runner import Finished, execute, of_any_machine, store_failure
+from subquad.suite.runs import Progress, Run
 
 TRIES = 2
 """Number of times that a run is tried on workers that do not survive it."""

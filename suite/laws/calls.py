@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.bench.cases import label
-from suite.bench.contracts import Implementation, Shape, Workload
-from suite.laws.accuracy import Expected, at_least_float32, cast, expected, outputs_of
+from subquad.suite.bench.cases import label
+from subquad.suite.bench.contracts import Implementation, Shape, Workload
+from subquad.suite.laws.accuracy import Expected, at_least_float32, cast, expected, outputs_of
 
 SEED = 5
 TINY = 5

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.contracts import TaskSpec
-from suite.model import Model
-from suite.state import tensors
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.model import Model
+from subquad.suite.state import tensors
 
 LENGTH = 70
 """Positions of the test sequences: more than a chunk of 64, which many operators compute by."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from suite.bench.cases import label
-from suite.laws.accuracy import assert_close, cast, outputs_of, relative_error
-from suite.laws.calls import SEED, Call, Inputs, Operator, is_float
-from suite.laws.tasks import NotApplicable
+from subquad.suite.bench.cases import label
+from subquad.suite.laws.accuracy import assert_close, cast, outputs_of, relative_error
+from subquad.suite.laws.calls import SEED, Call, Inputs, Operator, is_float
+from subquad.suite.laws.tasks import NotApplicable
 
 
 def _assert_no(operator: Operator, law: str, calls: list[Call]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from suite.contracts import IGNORE, PreparedTask, Segment
+from subquad.suite.contracts import IGNORE, PreparedTask, Segment
 
 SPLITS = ("train", "valid", "test")
 FRESH_ROWS = 200

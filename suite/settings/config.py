@@ -43,10 +43,10 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from suite.bounds import Seed
-from suite.options import Config, parse, read_yaml, reason_of, shortened
-from suite.registry import nearest
-from suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
+from subquad.suite.bounds import Seed
+from subquad.suite.options import Config, parse, read_yaml, reason_of, shortened
+from subquad.suite.registry import nearest
+from subquad.suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
 
 SECTIONS = ("task", "model", "train")
 """Sections of a grid that trains."""

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from suite.options import alternatives, assignments, located, shortened
-from suite.registry import few, nearest
-from suite.runs import Run
-from suite.settings.config import NO_PLUGINS, ExperimentConfig, check_sections
-from suite.settings.resolver import Resolver
-from suite.training.run import TrainingRun
+from subquad.suite.options import alternatives, assignments, located, shortened
+from subquad.suite.registry import few, nearest
+from subquad.suite.runs import Run
+from subquad.suite.settings.config import NO_PLUGINS, ExperimentConfig, check_sections
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.training.run import TrainingRun
 
 Point = dict[str, Any]
 """Dotted keys (`train.lr`) and the values that the grid gives them."""

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from suite.bounds import NonNegative, Score
-from suite.metrics import check_direction, smaller_is_better
-from suite.options import Config
+from subquad.suite.bounds import NonNegative, Score
+from subquad.suite.metrics import check_direction, smaller_is_better
+from subquad.suite.options import Config
 
 
 class Select(Config):

@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
-from suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
-from suite.metrics import check_direction
-from suite.options import located, parse
-from suite.registry import Entry, Registry, nearest
-from suite.runs import Run
-from suite.store.weights import find_weights, mark
-from suite.training.config import TrainConfig
-from suite.training.run import NO_DATA, TrainingRun, earlier, stage_of
+from subquad.suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
+from subquad.suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
+from subquad.suite.metrics import check_direction
+from subquad.suite.options import located, parse
+from subquad.suite.registry import Entry, Registry, nearest
+from subquad.suite.runs import Run
+from subquad.suite.store.weights import find_weights, mark
+from subquad.suite.training.config import TrainConfig
+from subquad.suite.training.run import NO_DATA, TrainingRun, earlier, stage_of
 
 
 def _plugins(**entries: Entry) -> dict[str, str]:

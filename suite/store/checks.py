@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from suite.identity import identity
-from suite.metrics import FINITE, LARGEST, Domain, domain_of, value_fault
-from suite.store.documents import STATUSES, operators_in, settings_in, verdict_in
+from subquad.suite.identity import identity
+from subquad.suite.metrics import FINITE, LARGEST, Domain, domain_of, value_fault
+from subquad.suite.store.documents import STATUSES, operators_in, settings_in, verdict_in
 
 PART = "part-"
 """Beginning of the name of a file with many runs, which is no beginning of a run id."""

@@ -38,8 +38,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from suite.runs import Run
-from suite.store.target import as_oserror, create, files_like, is_remote, make_folder, renew, replacing, time_at
+from subquad.suite.runs import Run
+from subquad.suite.store.target import as_oserror, create, files_like, is_remote, make_folder, renew, replacing, time_at
 
 EXPIRY_S = 180.0
 """A shared file system may show a renewal a minute late."""

@@ -29,9 +29,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from suite.metrics import smaller_is_better
-from suite.store.noise import error_of_median, limit
-from suite.store.rows import scan, settings_of
+from subquad.suite.metrics import smaller_is_better
+from subquad.suite.store.noise import error_of_median, limit
+from subquad.suite.store.rows import scan, settings_of
 
 ALPHA = 0.05
 MOST_SPLITS = 50_000

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from suite.identity import likeness
+from subquad.suite.identity import likeness
 
 ENDING = b"subquad.ending"
 """Key of the footer of a file under which stands how the run ended: a CRC-32 in hexadecimal and JSON."""

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from suite.store.checks import PART, Fault, believed, check_file
-from suite.store.documents import ENDING, OF_ENDINGS, StoredEnding, ending_in, ending_of, operators_in
-from suite.store.storage import SchemaError, files_below, ids_in, is_part, load, pieces, result_path
-from suite.store.target import as_oserror, files_like, is_remote, readable
+from subquad.suite.store.checks import PART, Fault, believed, check_file
+from subquad.suite.store.documents import ENDING, OF_ENDINGS, StoredEnding, ending_in, ending_of, operators_in
+from subquad.suite.store.storage import SchemaError, files_below, ids_in, is_part, load, pieces, result_path
+from subquad.suite.store.target import as_oserror, files_like, is_remote, readable
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from suite.identity import setting_of
-from suite.runs import Run
-from suite.settings.grid import lookup
-from suite.settings.report_spec import Select
-from suite.store import endings, storage
-from suite.store.target import stamp
+from subquad.suite.identity import setting_of
+from subquad.suite.runs import Run
+from subquad.suite.settings.grid import lookup
+from subquad.suite.settings.report_spec import Select
+from subquad.suite.store import endings, storage
+from subquad.suite.store.target import stamp
 
 COLUMNS = ("metric", "split", "slice", "step", "value")
 

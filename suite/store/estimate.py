@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from suite.identity import likeness
-from suite.registry import counted
-from suite.runs import Run
-from suite.store import endings
+from subquad.suite.identity import likeness
+from subquad.suite.registry import counted
+from subquad.suite.runs import Run
+from subquad.suite.store import endings
 
 
 def estimate(

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.runs import Run
-from suite.store import endings, storage
-from suite.store.target import replacing, stamp
+from subquad.suite.runs import Run
+from subquad.suite.store import endings, storage
+from subquad.suite.store.target import replacing, stamp
 
 LATE_S = 60.0
 """Seconds for which a shared file system may hide rows that a job has just written."""

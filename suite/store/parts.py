@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from suite.registry import few
-from suite.store import endings, storage
-from suite.store.checks import KERNELS
-from suite.store.storage import SCHEMA, SchemaError
-from suite.store.target import replacing
+from subquad.suite.registry import few
+from subquad.suite.store import endings, storage
+from subquad.suite.store.checks import KERNELS
+from subquad.suite.store.storage import SCHEMA, SchemaError
+from subquad.suite.store.target import replacing
 
 ROWS_A_GROUP = 1 << 14
 """A row group ends with the run that reaches so many rows. Its columns of text take about 40 MB while it is read."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from suite.registry import nearest
-from suite.settings.grid import Filters, iter_keys, lookup
-from suite.store import storage
-from suite.store.documents import settings_in
+from subquad.suite.registry import nearest
+from subquad.suite.settings.grid import Filters, iter_keys, lookup
+from subquad.suite.store import storage
+from subquad.suite.store.documents import settings_in
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.runner import UNNEEDED
-from suite.runs import Run
-from suite.settings.report_spec import Select
-from suite.store import endings, storage
-from suite.store.claims import Claim, find_claims
-from suite.store.enough import Enough
-from suite.store.jobs import Job, find_jobs, states
-from suite.store.target import files_like, is_folder
+from subquad.suite.runner import UNNEEDED
+from subquad.suite.runs import Run
+from subquad.suite.settings.report_spec import Select
+from subquad.suite.store import endings, storage
+from subquad.suite.store.claims import Claim, find_claims
+from subquad.suite.store.enough import Enough
+from subquad.suite.store.jobs import Job, find_jobs, states
+from subquad.suite.store.target import files_like, is_folder
 
 ORDER = (
     "running",

@@ -26,10 +26,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from suite.store import checks
-from suite.store.checks import PART, Fault
-from suite.store.documents import ENDING, footer_of
-from suite.store.target import as_oserror, files_like, is_remote, readable, replacing
+from subquad.suite.store import checks
+from subquad.suite.store.checks import PART, Fault
+from subquad.suite.store.documents import ENDING, footer_of
+from subquad.suite.store.target import as_oserror, files_like, is_remote, readable, replacing
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from suite.store.checks import Fault, believed
-from suite.store.documents import ending_of
-from suite.store.endings import footer
-from suite.store.storage import SCHEMA, SchemaError, files_below, is_part, load, pieces
+from subquad.suite.store.checks import Fault, believed
+from subquad.suite.store.documents import ending_of
+from subquad.suite.store.endings import footer
+from subquad.suite.store.storage import SCHEMA, SchemaError, files_below, is_part, load, pieces
 
 OUTSIDE = ".quarantine"
 """Ending of the folder beside a folder of results that gets its bad files."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from suite.registry import few
-from suite.store import endings
-from suite.store.target import files_like, readable, replacing
+from subquad.suite.registry import few
+from subquad.suite.store import endings
+from subquad.suite.store.target import files_like, readable, replacing
 
 if TYPE_CHECKING:
     import torch

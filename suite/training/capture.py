@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.contracts import Batch, Segment
-from suite.training.data import take
+from subquad.suite.contracts import Batch, Segment
+from subquad.suite.training.data import take
 
 WARMUPS = 2
 

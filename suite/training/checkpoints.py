@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.model import Model
-from suite.store.target import as_oserror, is_remote, replacing
-from suite.store.weights import read
-from suite.training.parallel import Group, is_shard, joined, local
+from subquad.suite.model import Model
+from subquad.suite.store.target import as_oserror, is_remote, replacing
+from subquad.suite.store.weights import read
+from subquad.suite.training.parallel import Group, is_shard, joined, local
 
 
 def shard_folder(path: Path) -> Path:

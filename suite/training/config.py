@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from suite.bounds import Count, Epsilon, Fraction, NonNegative, Positive, Score, Size, Steps
-from suite.options import Config
+from subquad.suite.bounds import Count, Epsilon, Fraction, NonNegative, Positive, Score, Size, Steps
+from subquad.suite.options import Config
 
 
 class EarlyStop(Config):

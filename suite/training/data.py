@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from suite.contracts import Batch, Segment, Task
-from suite.rng import numpy_generator
-from suite.runs import RunEnded
+from subquad.suite.contracts import Batch, Segment, Task
+from subquad.suite.rng import numpy_generator
+from subquad.suite.runs import RunEnded
 
 BLOCK_TOKENS = 1 << 21
 """Tokens of a block drawn from an endless stream: many enough to amortise a draw, few enough to wait for."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from suite.generate import generate
-from suite.metrics import unit_of
-from suite.model import Model
-from suite.rng import torch_seed
-from suite.training import measure
-from suite.training.capture import record
-from suite.training.data import chunks
-from suite.training.numerics import autocast
-from suite.training.run import TrainingRun
+from subquad.suite.generate import generate
+from subquad.suite.metrics import unit_of
+from subquad.suite.model import Model
+from subquad.suite.rng import torch_seed
+from subquad.suite.training import measure
+from subquad.suite.training.capture import record
+from subquad.suite.training.data import chunks
+from subquad.suite.training.numerics import autocast
+from subquad.suite.training.run import TrainingRun
 
 Row = dict[str, Any]
 

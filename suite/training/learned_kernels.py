@@ -32,8 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.model import Convolution
-from suite.training.config import KernelProbe
+from subquad.suite.model import Convolution
+from subquad.suite.training.config import KernelProbe
 
 EIGENVALUES = 256
 """Largest number of recorded eigenvalues of a filter; of more, evenly spaced ones are kept."""

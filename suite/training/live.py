@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from suite.registry import nearest
-from suite.runs import Progress, Run
-from suite.store.target import is_remote, make_folder, replacing
+from subquad.suite.registry import nearest
+from subquad.suite.runs import Progress, Run
+from subquad.suite.store.target import is_remote, make_folder, replacing
 
 SINKS = ("tensorboard", "wandb")
 """Viewers that get the metrics, too; the name of each is that of its package and of the extra that installs it."""

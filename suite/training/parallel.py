@@ -27,8 +27,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from suite.contracts import IGNORE, Batch
-from suite.model import Model
+from subquad.suite.contracts import IGNORE, Batch
+from subquad.suite.model import Model
 
 SHARD_FROM = 10**9
 """Number of parameters from which a model is sharded, unless the caller decides."""

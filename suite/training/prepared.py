@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.contracts import Batch, ParamGroup, Segment, Task
-from suite.model import Model
-from suite.rng import torch_seed
-from suite.runs import Outcome, RunEnded
-from suite.training.config import Stage, TrainConfig
-from suite.training.data import (
+from subquad.suite.contracts import Batch, ParamGroup, Segment, Task
+from subquad.suite.model import Model
+from subquad.suite.rng import torch_seed
+from subquad.suite.runs import Outcome, RunEnded
+from subquad.suite.training.config import Stage, TrainConfig
+from subquad.suite.training.data import (
     FreshOrder,
     Order,
     Splits,
@@ -27,14 +27,14 @@ from suite.training.data import (
     staged_digest,
     to_device,
 )
-from suite.training.learned_kernels import kernel_rows
-from suite.training.measure import reset_peak_memory
-from suite.training.numerics import autocast, numerics
-from suite.training.parallel import Group
-from suite.training.readout import logits_by_rows, mean_loss
-from suite.training.run import TrainingRun, stage_of
-from suite.training.scores import Losses
-from suite.training.weights import take_weights
+from subquad.suite.training.learned_kernels import kernel_rows
+from subquad.suite.training.measure import reset_peak_memory
+from subquad.suite.training.numerics import autocast, numerics
+from subquad.suite.training.parallel import Group
+from subquad.suite.training.readout import logits_by_rows, mean_loss
+from subquad.suite.training.run import TrainingRun, stage_of
+from subquad.suite.training.scores import Losses
+from subquad.suite.training.weights import take_weights
 
 
 @dataclass(frozen=True)

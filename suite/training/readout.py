@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from suite.model import Model
+from subquad.suite.model import Model
 
 MAX_LOGITS = 1 << 28
 """Number of logits up to which a batch is scored as a whole; in float32 these are one GiB."""

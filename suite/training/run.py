@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from suite.contracts import ModelConfig, Task
-from suite.options import parse
-from suite.runs import Run, RunEnded, with_plugins
-from suite.training.config import Stage, TrainConfig
+from subquad.suite.contracts import ModelConfig, Task
+from subquad.suite.options import parse
+from subquad.suite.runs import Run, RunEnded, with_plugins
+from subquad.suite.training.config import Stage, TrainConfig
 
 NO_DATA = "missing"
 """Fingerprint of data that are not there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from suite.training.config import TrainConfig
+from subquad.suite.training.config import TrainConfig
 
 
 def lr_factor(train: TrainConfig, step: int, total_steps: int, epoch_steps: int) -> float:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from suite.contracts import Task
-from suite.metrics import LARGEST, unit_of
-from suite.runs import Outcome
+from subquad.suite.contracts import Task
+from subquad.suite.metrics import LARGEST, unit_of
+from subquad.suite.runs import Outcome
 
 MOST_NATS = math.floor(math.log(LARGEST))
 """A perplexity of a larger loss could not be stored."""

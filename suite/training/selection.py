@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from suite.metrics import smaller_is_better
-from suite.training.config import TrainConfig
-from suite.training.schedule import Plateau
+from subquad.suite.metrics import smaller_is_better
+from subquad.suite.training.config import TrainConfig
+from subquad.suite.training.schedule import Plateau
 
 
 class Selection:

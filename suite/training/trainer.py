@@ -23,19 +23,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.contracts import Batch, Segment
-from suite.rng import torch_seed
-from suite.runs import Outcome, Progress, RunEnded, Worker
-from suite.training import checkpoints, measure, parallel
-from suite.training.capture import BatchGraphs
-from suite.training.data import chunks, require_rows, take, to_device
-from suite.training.finish import generated_rows, measured_rows
-from suite.training.learned_kernels import kernel_rows
-from suite.training.prepared import Prepared, prepared
-from suite.training.run import TrainingRun
-from suite.training.schedule import lr_factor
-from suite.training.scores import Metrics, Scores, add_rows
-from suite.training.selection import Selection
+from subquad.suite.contracts import Batch, Segment
+from subquad.suite.rng import torch_seed
+from subquad.suite.runs import Outcome, Progress, RunEnded, Worker
+from subquad.suite.training import checkpoints, measure, parallel
+from subquad.suite.training.capture import BatchGraphs
+from subquad.suite.training.data import chunks, require_rows, take, to_device
+from subquad.suite.training.finish import generated_rows, measured_rows
+from subquad.suite.training.learned_kernels import kernel_rows
+from subquad.suite.training.prepared import Prepared, prepared
+from subquad.suite.training.run import TrainingRun
+from subquad.suite.training.schedule import lr_factor
+from subquad.suite.training.scores import Metrics, Scores, add_rows
+from subquad.suite.training.selection import Selection
 
 REPORT_EVERY_S = 0.5
 CHECKPOINT_EVERY_S = 60.0

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from suite.contracts import Task
-from suite.model import Model
-from suite.settings.resolver import Resolver
-from suite.store.weights import read_weights
+from subquad.suite.contracts import Task
+from subquad.suite.model import Model
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store.weights import read_weights
 
 
 @torch.no_grad()

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.data import cache
-from tasks.data.download import check, fetch
-from tasks.data.faults import DataError, NoDataError, disk_faults, needed
-from tasks.data.manifest import File, Source, source, sources
-from tasks.data.unpack import unpack
+from subquad.tasks.data import cache
+from subquad.tasks.data.download import check, fetch
+from subquad.tasks.data.faults import DataError, NoDataError, disk_faults, needed
+from subquad.tasks.data.manifest import File, Source, source, sources
+from subquad.tasks.data.unpack import unpack
 
 __all__ = [
     "DataError",

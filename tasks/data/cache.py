@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.data.faults import DataError, disk_faults
+from subquad.tasks.data.faults import DataError, disk_faults
 
 VERSION = "v1"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.data import cache
-from tasks.data.faults import DataError, disk_faults, needed
-from tasks.data.manifest import File
-from tasks.data.tables import from_hub
+from subquad.tasks.data import cache
+from subquad.tasks.data.faults import DataError, disk_faults, needed
+from subquad.tasks.data.manifest import File
+from subquad.tasks.data.tables import from_hub
 
 if TYPE_CHECKING:
     import requests

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from suite.contracts import MissingDataError
+from subquad.suite.contracts import MissingDataError
 
 
 class DataError(ValueError):

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import Field
 
-from suite.options import Config, parse, read_yaml
-from suite.registry import nearest
-from tasks.data.faults import DataError
+from subquad.suite.options import Config, parse, read_yaml
+from subquad.suite.registry import nearest
+from subquad.tasks.data.faults import DataError
 
 HUB = r"hf://datasets/(?P<repository>[^/]+/[^/@]+)@(?P<revision>[0-9a-f]{40})/(?P<path>.+)"
 """Pattern of a file on the hub. Its revision is a commit, because a branch or tag may move."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from suite.contracts import Batch, Segment, Task
-from suite.training.data import BLOCK_TOKENS, FiniteOrder, load_splits, size_of, take
+from subquad.suite.contracts import Batch, Segment, Task
+from subquad.suite.training.data import BLOCK_TOKENS, FiniteOrder, load_splits, size_of, take
 
 CPU = torch.device("cpu")
 SEED = 0

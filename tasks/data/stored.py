@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from suite.contracts import PreparedTask, Segment
-from tasks.base import SPLITS, Array, TaskBase
-from tasks.data import cache
-from tasks.data.faults import DataError
+from subquad.suite.contracts import PreparedTask, Segment
+from subquad.tasks.base import SPLITS, Array, TaskBase
+from subquad.tasks.data import cache
+from subquad.tasks.data.faults import DataError
 
 
 class StoredTask(TaskBase, PreparedTask):

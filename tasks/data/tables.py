@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.data import cache
-from tasks.data.faults import DataError, disk_faults, needed
-from tasks.data.manifest import HUB, source
+from subquad.tasks.data import cache
+from subquad.tasks.data.faults import DataError, disk_faults, needed
+from subquad.tasks.data.manifest import HUB, source
 
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
 """Endings of tables and the names of their readers in `datasets`."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Self
 
-from tasks.data import cache
-from tasks.data.faults import DataError
+from subquad.tasks.data import cache
+from subquad.tasks.data.faults import DataError
 
 DAMAGE = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, struct.error),

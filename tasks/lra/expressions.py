@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.rng import numpy_generator
+from subquad.suite.rng import numpy_generator
 
 # not imported from tasks.base, so that a process that only generates starts without loading torch
 Array = NDArray[Any]

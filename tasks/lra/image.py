@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from suite.contracts import Segment, TaskSpec
-from tasks.base import Array
-from tasks.data import DataError, cache, find
-from tasks.data.stored import PlannedTask
-from tasks.data.tables import rows, split_tables, unpublished
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.tasks.base import Array
+from subquad.tasks.data import DataError, cache, find
+from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.tables import rows, split_tables, unpublished
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = {

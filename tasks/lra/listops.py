@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 from pydantic import Field, model_validator
 
-from suite.bounds import Count, Seed, Size
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import SPLITS, Array, token_dtype
-from tasks.data import DataError, find
-from tasks.data.parallel import in_order
-from tasks.data.stored import StoredTask
-from tasks.lra.expressions import CHUNK, END, PAD, TOKENS, Language, draw
-from tasks.lra.text import sequence_segment
+from subquad.suite.bounds import Count, Seed, Size
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import SPLITS, Array, token_dtype
+from subquad.tasks.data import DataError, find
+from subquad.tasks.data.parallel import in_order
+from subquad.tasks.data.stored import StoredTask
+from subquad.tasks.lra.expressions import CHUNK, END, PAD, TOKENS, Language, draw
+from subquad.tasks.lra.text import sequence_segment
 
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 ENDINGS = ("", ".gz", ".xz")

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from suite.bounds import LARGEST, Seed
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import Array
-from tasks.data import DataError, find
-from tasks.data.parallel import in_order
-from tasks.data.stored import StoredTask
-from tasks.lra.contours import STYLES, draw
-from tasks.lra.image import Pixels, read_pictures, signal_segment
+from subquad.suite.bounds import LARGEST, Seed
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array
+from subquad.tasks.data import DataError, find
+from subquad.tasks.data.parallel import in_order
+from subquad.tasks.data.stored import StoredTask
+from subquad.tasks.lra.contours import STYLES, draw
+from subquad.tasks.lra.image import Pixels, read_pictures, signal_segment
 
 LEVEL = "curv_contour_length_14"
 """The folder with the hardest contours, the only ones that LRA reports."""

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from suite.contracts import Segment, TaskSpec
-from tasks.base import Array
-from tasks.data import DataError, find
-from tasks.data.stored import StoredTask
-from tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.tasks.base import Array
+from subquad.tasks.data import DataError, find
+from subquad.tasks.data.stored import StoredTask
+from subquad.tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment
 
 NAMES = {"train": "train", "valid": "eval", "test": "test"}
 """The word for each split in the file names of the release."""

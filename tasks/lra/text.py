@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from suite.contracts import Segment, TaskSpec
-from suite.rng import numpy_generator
-from tasks.base import Array, token_dtype
-from tasks.data import DataError, cache, find
-from tasks.data.stored import PlannedTask
-from tasks.data.tables import labelled_texts, split_tables, unpublished
+from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.rng import numpy_generator
+from subquad.tasks.base import Array, token_dtype
+from subquad.tasks.data import DataError, cache, find
+from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.tables import labelled_texts, split_tables, unpublished
 
 PAD, END = 0, 1
 """Tokens of padding and of the end mark. These control characters occur in no text, so every byte is its own token."""

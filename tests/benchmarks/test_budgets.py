@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels import OPERATORS
-from suite.bench import budgets
-from suite.bench.compile import TARGETS
+from subquad.kernels import OPERATORS
+from subquad.suite.bench import budgets
+from subquad.suite.bench.compile import TARGETS
 
 WORKLOADS = {op: target for op, (target, _) in OPERATORS.items()}
 

@@ -34,17 +34,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from kernels.workload import Implementation
-from models import MODELS
-from suite.bench.cases import Case as KernelCase
-from suite.bench.measure import prepare
-from suite.commands.run import print_plan
-from suite.rng import numpy_generator
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store import endings, storage
-from tasks import TASKS
+from subquad.kernels.workload import Implementation
+from subquad.models import MODELS
+from subquad.suite.bench.cases import Case as KernelCase
+from subquad.suite.bench.measure import prepare
+from subquad.suite.commands.run import print_plan
+from subquad.suite.rng import numpy_generator
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import endings, storage
+from subquad.tasks import TASKS
 from tests.stored import made
 
 HOME = Path(__file__).resolve().parents[2]
@@ -305,7 +305,7 @@ def operator(op: str, **shape: int | str) -> Callable[[Path], Case]:
     """Forward and backward pass of the plain PyTorch path, against those of the reference, which loops over time."""
 
     def case(folder: Path) -> Case:
-        workload = importlib.import_module(f"kernels.{op}.workloads").WORKLOAD
+        workload = importlib.import_module(f"subquad.kernels.{op}.workloads").WORKLOAD
         loop = replace(workload, implementations=(Implementation("loop", "ours", lambda: workload.reference),))
         sides = [
             prepare(work, KernelCase(op, name, tuple(shape.items()), "float32", True), torch.device("cpu"))
@@ -319,7 +319,7 @@ def operator(op: str, **shape: int | str) -> Callable[[Path], Case]:
 def launch(folder: Path) -> Case:
     """Launches of a kernel with twelve tensors and a plan of thirty numbers, which is compiled; no kernel starts."""
     pytest.importorskip("triton")
-    from kernels.launch import Launcher, LaunchPlan
+    from subquad.kernels.launch import Launcher, LaunchPlan
     from tests.kernels.launches import Kernel, on_device
 
     launcher = Launcher("3.9.0", current_stream=lambda device: 0)
@@ -342,8 +342,8 @@ def launch(folder: Path) -> Case:
 def scan_launches(folder: Path) -> Case:
     """The host's part of the scan in Triton over segments of time, forward and backward; no kernel starts."""
     pytest.importorskip("triton")
-    from kernels.launch import Launcher
-    from kernels.selective_scan.triton import TUNING, selective_scan_triton
+    from subquad.kernels.launch import Launcher
+    from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
 
     class Nothing(torch.autograd.Function):
         @staticmethod

@@ -15,10 +15,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import OPERATORS
-from suite.bench import measure
-from suite.bench.cases import Case, cases
-from suite.registry import Entry, Registry
+from subquad.kernels import OPERATORS
+from subquad.suite.bench import measure
+from subquad.suite.bench.cases import Case, cases
+from subquad.suite.registry import Entry, Registry
 
 REGISTRY = Registry("operator", {name: Entry(*where) for name, where in OPERATORS.items()})
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,9 +11,9 @@ import sys
 import pyarrow.parquet as pq
 import pytest
 
-from run_suite import REPOSITORY
-from suite.identity import identity
-from suite.store import endings, storage
+from subquad.run_suite import REPOSITORY
+from subquad.suite.identity import identity
+from subquad.suite.store import endings, storage
 from tests.reports.browser import needs_browser, visited
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import OPERATORS
-from kernels.workload import Workload
-from suite.bench.cases import Case, cases, label
-from suite.bench.measure import Unavailable, find, gate
-from suite.laws.accuracy import outputs_of
+from subquad.kernels import OPERATORS
+from subquad.kernels.workload import Workload
+from subquad.suite.bench.cases import Case, cases, label
+from subquad.suite.bench.measure import Unavailable, find, gate
+from subquad.suite.laws.accuracy import outputs_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SETS = ("quick", "paper")
@@ -163,7 +163,7 @@ def test_a_backward_pass_that_a_peer_refuses_costs_its_own_row_only():
 def test_products_of_linear_attention_are_those_of_plain_chunks_and_what_backward_computes_again():
     from torch.utils.flop_counter import FlopCounterMode
 
-    from kernels.gated_linear_attention.workloads import CHUNK, products
+    from subquad.kernels.gated_linear_attention.workloads import CHUNK, products
 
     chunks, key_dim, value_dim = 4, 8, 24
     q, k = (torch.randn(chunks, CHUNK, key_dim, requires_grad=True) for _ in "qk")

@@ -138,9 +138,9 @@ def plant(fault: Fault, tree: Path) -> tuple[Path, Path]:
 def run_tests(tests: tuple[str, ...], tree: Path, planted: bool) -> NoReturn:
     """Runs pytest in a tree and ends this process with its exit code."""
     os.chdir(tree)
-    sys.path[0] = str(tree)
     # our own modules are imported from the tree
-    for name in [x for x in sys.modules if x.split(".")[0] in ("kernels", "tests")]:
+    sys.path[:1] = [str(tree / "suite" / "package"), str(tree)]
+    for name in [x for x in sys.modules if x.split(".")[0] in ("subquad", "tests")]:
         del sys.modules[name]
     log = os.open(f"{tree}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(log, 1)

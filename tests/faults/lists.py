@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels import OPERATORS
+from subquad.kernels import OPERATORS
 
 HERE = Path(__file__).parent
 HOME = HERE.parents[1]
@@ -63,7 +63,7 @@ def tests_of(file: str) -> tuple[str, ...]:
     folder, operator, *_ = *Path(file).parts, ""
     if folder != "kernels" or operator.endswith(".py"):
         return ()
-    names = [name for name, (place, _) in OPERATORS.items() if place.startswith(f"kernels.{operator}.")]
+    names = [name for name, (place, _) in OPERATORS.items() if place.startswith(f"subquad.kernels.{operator}.")]
     laws = [f"tests/laws/test_operators.py::test_an_operator_obeys_its_laws[{name}]" for name in names]
     own = sorted((HOME / "tests/kernels").glob(f"test_{operator}*.py"))
     return *laws, *(f"tests/kernels/{path.name}" for path in own), *ELSEWHERE.get(operator, ())

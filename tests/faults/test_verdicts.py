@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from tests.faults.lists import HOME
+from tests.processes import with_subquad
 
 JUDGE = """
 import sys
@@ -24,7 +25,9 @@ def verdicts(tree, *edits, test="assert double(2) == 4"):
     # a source is older than its faults: Python compiles anew where the second or the size differs
     os.utime(tree / "source.py", (0, 0))
     (tree / "test_source.py").write_text(f"from source import double\n\n\ndef test_it():\n    {test}\n")
-    done = subprocess.run([sys.executable, "-c", JUDGE, tree, *edits], cwd=HOME, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", JUDGE, tree, *edits], cwd=HOME, env=with_subquad(), capture_output=True, text=True
+    )
     assert not done.stderr
     return done.returncode, done.stdout
 

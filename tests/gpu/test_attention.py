@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels.attention import attention
-from kernels.backend import record_operators
-from suite.laws.accuracy import assert_close
-from suite.training.capture import record
-from suite.training.numerics import numerics
+from subquad.kernels.attention import attention
+from subquad.kernels.backend import record_operators
+from subquad.suite.laws.accuracy import assert_close
+from subquad.suite.training.capture import record
+from subquad.suite.training.numerics import numerics
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.cauchy import cauchy, elements_per_point
-from models.s4 import S4Kernel
-from suite.laws.accuracy import assert_close
+from subquad.kernels.backend import record_operators
+from subquad.kernels.cauchy import cauchy, elements_per_point
+from subquad.models.s4 import S4Kernel
+from subquad.suite.laws.accuracy import assert_close
 from tests.kernels.test_cauchy import TORCH, TRITON, double, make_inputs, single, values
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -89,7 +89,7 @@ def test_filters_of_s4_are_as_exact_as_the_rule_asks(measure, monkeypatch):
     weights = torch.randn(8, 64, 2048, generator=generator, dtype=torch.float64, device="cuda")
 
     def results(op):
-        monkeypatch.setattr("models.s4.cauchy", op)
+        monkeypatch.setattr("subquad.models.s4.cauchy", op)
         return filters_and_gradients(ssm, weights)
 
     exact, plain, actual = map(results, (on_rounded_inputs, in_single(TORCH), in_single(TRITON)))
@@ -113,5 +113,5 @@ def test_filters_of_s4_in_pieces_are_as_exact_as_in_one_piece(monkeypatch):
     exact = filters_and_gradients(copy.deepcopy(ssm).double(), weights.double())
     whole = filters_and_gradients(ssm, weights)
     # four sums of 64 channels, 100 of the 1,025 frequencies at a time
-    monkeypatch.setattr("models.s4.MOST_ELEMENTS", 4 * 64 * 100)
+    monkeypatch.setattr("subquad.models.s4.MOST_ELEMENTS", 4 * 64 * 100)
     assert_as_exact(filters_and_gradients(ssm, weights), exact, plain=whole)

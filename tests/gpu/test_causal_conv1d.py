@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.causal_conv1d.reference import causal_conv1d_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

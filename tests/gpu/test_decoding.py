@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from kernels.attention import attention_step
-from kernels.attention.reference import attention_step_reference
-from kernels.h3_inner import h3_inner_step
-from kernels.h3_inner import workloads as h3_workloads
-from kernels.h3_inner.reference import h3_inner_step_reference
-from kernels.mamba_inner import mamba_inner_step
-from kernels.mamba_inner.reference import mamba_inner_step_reference
-from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
-from kernels.skinny_linear import Norm, skinny_linear
-from kernels.skinny_linear.reference import skinny_linear_reference
-from models import MODELS
-from suite.contracts import TaskSpec
-from suite.laws.accuracy import assert_matches_reference
-from suite.state import copy_into, tensors
-from suite.training.capture import record
+from subquad.kernels.attention import attention_step
+from subquad.kernels.attention.reference import attention_step_reference
+from subquad.kernels.h3_inner import h3_inner_step
+from subquad.kernels.h3_inner import workloads as h3_workloads
+from subquad.kernels.h3_inner.reference import h3_inner_step_reference
+from subquad.kernels.mamba_inner import mamba_inner_step
+from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
+from subquad.kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
+from subquad.kernels.skinny_linear import Norm, skinny_linear
+from subquad.kernels.skinny_linear.reference import skinny_linear_reference
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws.accuracy import assert_matches_reference
+from subquad.suite.state import copy_into, tensors
+from subquad.suite.training.capture import record
 
 ROWS = (1, 4, 16, 33)
 

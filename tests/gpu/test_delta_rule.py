@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.delta_rule import delta_rule, delta_rule_reference
-from suite.laws.accuracy import assert_close
+from subquad.kernels.delta_rule import delta_rule, delta_rule_reference
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

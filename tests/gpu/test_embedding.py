@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.embedding import embedding
-from suite.laws.accuracy import assert_close
+from subquad.kernels.backend import record_operators
+from subquad.kernels.embedding import embedding
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.fft_conv import fft_conv
-from kernels.fft_conv import workloads as described
-from kernels.fft_conv.reference import fft_conv_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.fft_conv import fft_conv
+from subquad.kernels.fft_conv import workloads as described
+from subquad.kernels.fft_conv.reference import fft_conv_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_fft_conv import make_inputs as make_small_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.float32_matmul import float32_matmul
-from kernels.float32_matmul.parts import parts_matmul, split
-from models.parts.linear import Linear
-from suite.laws.accuracy import assert_close
-from suite.training.numerics import numerics
+from subquad.kernels.backend import record_operators
+from subquad.kernels.float32_matmul import float32_matmul
+from subquad.kernels.float32_matmul.parts import parts_matmul, split
+from subquad.models.parts.linear import Linear
+from subquad.suite.laws.accuracy import assert_close
+from subquad.suite.training.numerics import numerics
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.forget_gate import forget_gate
-from suite.laws.accuracy import assert_close
+from subquad.kernels.forget_gate import forget_gate
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_reference
-from suite.laws.accuracy import assert_close
+from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_reference
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_reference
-from suite.laws.accuracy import assert_close
+from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_reference
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 import torch
 
-from models import MODELS
-from suite.contracts import TaskSpec
-from suite.generate import Decoder, Sampling, generate
-from suite.state import copy_into, tensors
-from suite.training.capture import record
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.generate import Decoder, Sampling, generate
+from subquad.suite.state import copy_into, tensors
+from subquad.suite.training.capture import record
 
 pytestmark = pytest.mark.gpu
 SPEC = TaskSpec(input="tokens", num_classes=12, readout="token", max_length=64, vocab_size=12)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels import OPERATORS
-from run_suite import REPOSITORY
-from suite.bench.cases import label
-from suite.laws import operators as laws
-from suite.laws.calls import Operator
+from subquad.kernels import OPERATORS
+from subquad.run_suite import REPOSITORY
+from subquad.suite.bench.cases import label
+from subquad.suite.laws import operators as laws
+from subquad.suite.laws.calls import Operator
 from tests.laws.test_operators import broken
 
 every_operator = pytest.mark.parametrize("name", OPERATORS)

@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
-from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
-from suite.laws.accuracy import assert_close, assert_matches_reference, run
+from subquad.kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
+from subquad.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from subquad.kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference, run
 from tests.kernels.test_linear_cross_entropy import make_inputs
 
 SHAPES = [(300, 64, 32), (700, 8192, 64), (600, 16385, 32), (300, 50277, 32), (2000, 256, 96)]

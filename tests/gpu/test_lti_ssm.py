@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
-from kernels.lti_ssm import workloads as described
-from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
+from subquad.kernels.lti_ssm import workloads as described
+from subquad.kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_lti_ssm import PARAMETERS
 from tests.kernels.test_lti_ssm import make_inputs as make_small_inputs
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import MODELS
-from suite.contracts import TaskSpec
-from suite.training.capture import record
-from suite.training.numerics import autocast, numerics
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.training.capture import record
+from subquad.suite.training.numerics import autocast, numerics
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 SPEC = TaskSpec(input="tokens", num_classes=64, readout="token", max_length=192, vocab_size=64)

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.norm import norm
-from models import MODELS
-from suite.contracts import TaskSpec
-from suite.laws.accuracy import assert_close
+from subquad.kernels.backend import record_operators
+from subquad.kernels.norm import norm
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

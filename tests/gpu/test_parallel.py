@@ -7,8 +7,8 @@ reads its rate as float32, which moves a loss by up to 2e-9.
 import pytest
 import torch
 
-from suite.store import storage
-from suite.training.trainer import Trainer
+from subquad.suite.store import storage
+from subquad.suite.training.trainer import Trainer
 from tests.gpu.test_training import losses, model_run
 from tests.suite.test_parallel import DOUBLE, TASK, TRAIN, assert_same_but_for_rounding, together, two_processes
 from tests.suite.test_trainer import numbers, train

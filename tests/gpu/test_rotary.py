@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.rotary import rotary
-from suite.laws.accuracy import assert_close
+from subquad.kernels.rotary import rotary
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.rotated_keys import rotated_keys
-from kernels.rotated_keys.reference import rotated_keys_reference
-from kernels.rotated_keys.workloads import KEEP
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.rotated_keys import rotated_keys
+from subquad.kernels.rotated_keys.reference import rotated_keys_reference
+from subquad.kernels.rotated_keys.workloads import KEEP
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_rotated_keys import TORCH, TRITON, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.backend import record_operators
-from kernels.rwkv6_inputs import rwkv6_inputs
-from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.rwkv6_inputs import rwkv6_inputs
+from subquad.kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.kernels.gated import on_device
 from tests.kernels.rwkv_inputs import kernels_equal_plain_pytorch
 from tests.kernels.test_rwkv6_inputs import KEEP, POSITIONS, make_inputs

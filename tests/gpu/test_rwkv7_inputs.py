@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.backend import record_operators
-from kernels.rwkv7_inputs import rwkv7_inputs
-from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
-from kernels.rwkv7_inputs.workloads import PARAMETERS as KEEP
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.rwkv7_inputs import rwkv7_inputs
+from subquad.kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
+from subquad.kernels.rwkv7_inputs.workloads import PARAMETERS as KEEP
+from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.kernels.gated import on_device
 from tests.kernels.rwkv_inputs import kernels_equal_plain_pytorch
 from tests.kernels.test_rwkv7_inputs import POSITIONS, make_inputs

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.selective_scan import selective_scan
-from kernels.selective_scan.reference import selective_scan_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.selective_scan import selective_scan
+from subquad.kernels.selective_scan.reference import selective_scan_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -88,7 +88,7 @@ def test_a_long_sequence_equals_plain_pytorch_in_double_precision(batch, length,
 
 @pytest.mark.parametrize("state", [13, 16])
 def test_the_kernels_without_matrix_units_equal_plain_pytorch_in_double_precision(state):
-    from kernels.selective_scan.triton import TUNING, selective_scan_triton
+    from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
 
     op = partial(selective_scan_triton, return_final_state=True, tuning=replace(TUNING, matrix=False))
     assert_equals_plain_pytorch_in_double_precision(make_inputs(3, 515, 200, state), torch.bfloat16, op)

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.selective_scan import selective_scan
-from suite.laws.accuracy import assert_close
+from subquad.kernels.selective_scan import selective_scan
+from subquad.suite.laws.accuracy import assert_close
 from tests.gpu.test_selective_scan import APPROXIMATE, cotangent
 from tests.gpu.test_selective_scan import make_inputs as make_real_inputs
 

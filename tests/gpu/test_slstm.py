@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.slstm import slstm
-from kernels.slstm.reference import slstm_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.slstm import slstm
+from subquad.kernels.slstm.reference import slstm_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.kernels.test_slstm import KEEP, TRITON, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

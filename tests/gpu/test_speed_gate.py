@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import OPERATORS
-from kernels.causal_conv1d.workloads import WORKLOAD
-from suite.bench import measure
-from suite.bench.base import Base
-from suite.bench.cases import Case
-from suite.bench.compare import compare
-from suite.bench.run import BLOCK_MS, Rows, Verdict
-from suite.bench.worker import Worker
+from subquad.kernels import OPERATORS
+from subquad.kernels.causal_conv1d.workloads import WORKLOAD
+from subquad.suite.bench import measure
+from subquad.suite.bench.base import Base
+from subquad.suite.bench.cases import Case
+from subquad.suite.bench.compare import compare
+from subquad.suite.bench.run import BLOCK_MS, Rows, Verdict
+from subquad.suite.bench.worker import Worker
 
 HOME = Path(__file__).resolve().parents[2]
 TARGETS = {name: target for name, (target, _) in OPERATORS.items()}

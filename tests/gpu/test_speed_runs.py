@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from models import MODELS
-from suite.runner import execute
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store.storage import files, read
+from subquad.models import MODELS
+from subquad.suite.runner import execute
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store.storage import files, read
 from tests.suite.test_speed_runs import brief
 from tests.suite.toy import TASKS
 

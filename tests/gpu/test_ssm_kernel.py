@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.ssm_kernel import ssm_kernel
-from kernels.ssm_kernel import workloads as described
-from suite.laws.accuracy import assert_close
+from subquad.kernels.ssm_kernel import ssm_kernel
+from subquad.kernels.ssm_kernel import workloads as described
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

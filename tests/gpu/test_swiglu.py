@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.swiglu import swiglu
-from suite.laws.accuracy import assert_close
+from subquad.kernels.backend import record_operators
+from subquad.kernels.swiglu import swiglu
+from subquad.suite.laws.accuracy import assert_close
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

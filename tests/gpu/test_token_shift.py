@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.token_shift import token_shift
-from kernels.token_shift.reference import token_shift_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.token_shift import token_shift
+from subquad.kernels.token_shift.reference import token_shift_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_token_shift import make_inputs
 
 KEEP = ("mu",)

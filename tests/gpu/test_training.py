@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from models import MODELS
-from suite.executors.local import run_all
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.training.trainer import Trainer
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.suite.executors.local import run_all
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.training.trainer import Trainer
+from subquad.tasks import TASKS
 from tests.suite.test_workers import Recording
 from tests.suite.toy import make_run
 

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.wkv import wkv
-from kernels.wkv.workloads import WORKLOAD
-from suite.laws.accuracy import FLOOR, assert_close
+from subquad.kernels.wkv import wkv
+from subquad.kernels.wkv.workloads import WORKLOAD
+from subquad.suite.laws.accuracy import FLOOR, assert_close
 from tests.gpu.test_selective_scan import results, wide
 from tests.kernels.test_wkv import KEEP, make_inputs
 

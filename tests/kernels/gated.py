@@ -50,13 +50,13 @@ def make_planner(**tuning: Any) -> Any:
     The interpreter also computes masked elements, so there tiles are as narrow as the inputs; the minimum width of 64
     is for the compiler of a GPU.
     """
-    plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
+    plan = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.plan")
     return plan.Planner(plan.Tuning(**({"min_width": 16} if DEVICE == "cpu" else {}) | tuning))
 
 
 def small_tiles() -> dict[str, Any]:
     """Changes of the tuning: tiles of 16 channels, of which inputs have several."""
-    plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
+    plan = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.plan")
     tuning = plan.Tuning()
     return {
         name: {kind: tile._replace(block_k=16, block_v=16) for kind, tile in getattr(tuning, name).items()}
@@ -67,7 +67,7 @@ def small_tiles() -> dict[str, Any]:
 @contextmanager
 def without_states() -> Iterator[None]:
     """Makes it an error to write the states before every chunk."""
-    states = pytest.importorskip("kernels.gated_linear_attention.triton.states")
+    states = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.states")
     launch = states.launch
 
     def checked(kernel: Any, plan: Any, **tensors: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.laws.accuracy import assert_close
+from subquad.suite.laws.accuracy import assert_close
 from tests.kernels.gated import on_device
 
 BACKENDS = ["torch", "triton"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.attention import attention, attention_reference
-from kernels.attention.triton.autograd import Tile, Tuning, attention_triton
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.attention import attention, attention_reference
+from subquad.kernels.attention.triton.autograd import Tile, Tuning, attention_triton
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 B, H, K = 2, 3, 8
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

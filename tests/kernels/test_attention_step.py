@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.attention import attention_step
-from kernels.attention.reference import attention_step_reference
-from kernels.attention.triton.step import Tuning, attention_step_triton
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.attention import attention_step
+from subquad.kernels.attention.reference import attention_step_reference
+from subquad.kernels.attention.triton.step import Tuning, attention_step_triton
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels import OPERATORS
-from run_suite import REPOSITORY
-from suite.laws.accuracy import outputs_of
-from suite.laws.calls import Operator, is_float
+from subquad.kernels import OPERATORS
+from subquad.run_suite import REPOSITORY
+from subquad.suite.laws.accuracy import outputs_of
+from subquad.suite.laws.calls import Operator, is_float
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CAST = {

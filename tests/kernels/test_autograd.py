@@ -8,15 +8,14 @@ import pkgutil
 import pytest
 import torch
 
-import kernels
-import models
-from kernels import OPERATORS
-from kernels.autograd import Function, OnceDifferentiable
-from kernels.causal_conv1d import causal_conv1d_step
-from kernels.fft_conv import fft_conv
-from run_suite import REPOSITORY
-from suite.laws.accuracy import outputs_of
-from suite.laws.calls import Operator, is_float, scattered
+from subquad import kernels, models
+from subquad.kernels import OPERATORS
+from subquad.kernels.autograd import Function, OnceDifferentiable
+from subquad.kernels.causal_conv1d import causal_conv1d_step
+from subquad.kernels.fft_conv import fft_conv
+from subquad.run_suite import REPOSITORY
+from subquad.suite.laws.accuracy import outputs_of
+from subquad.suite.laws.calls import Operator, is_float, scattered
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REFUSED = "cannot be differentiated twice"
@@ -89,7 +88,9 @@ def test_every_function_has_the_base_class():
                 importlib.import_module(module.name)
             except ImportError:
                 continue
-    own = [c for c in _below(torch.autograd.Function) if c.__module__.split(".")[0] in ("kernels", "models")]
+    own = [
+        c for c in _below(torch.autograd.Function) if c.__module__.startswith(("subquad.kernels.", "subquad.models."))
+    ]
     assert len(own) > 25
     strangers = [c for c in own if not issubclass(c, Function) and c.__name__ != "_Refusal"]
     assert not strangers

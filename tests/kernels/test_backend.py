@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
-from kernels import OPERATORS
-from kernels.backend import record, record_operators, triton_missing, use_triton
-from kernels.causal_conv1d import causal_conv1d
-from kernels.versions import VERSIONS
+from subquad.kernels import OPERATORS
+from subquad.kernels.backend import record, record_operators, triton_missing, use_triton
+from subquad.kernels.causal_conv1d import causal_conv1d
+from subquad.kernels.versions import VERSIONS
 from tests.kernels.test_refusals import CALLS
 
 

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import record_operators
-from kernels.cauchy import cauchy, elements_per_point
-from kernels.cauchy.reference import cauchy_reference
-from suite.laws.accuracy import assert_close
+from subquad.kernels.backend import record_operators
+from subquad.kernels.cauchy import cauchy, elements_per_point
+from subquad.kernels.cauchy.reference import cauchy_reference
+from subquad.suite.laws.accuracy import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(cauchy, backend="torch")
@@ -96,7 +96,7 @@ def test_the_kernels_equal_the_loop(leading, width, poles, length):
 
 def test_tiles_segments_and_groups_that_are_cut(monkeypatch):
     """51 points in tiles of 16 and segments of 32, 5 poles in blocks of 4, four residues in groups of two."""
-    triton = pytest.importorskip("kernels.cauchy.triton", reason="needs triton")
+    triton = pytest.importorskip("subquad.kernels.cauchy.triton", reason="needs triton")
     for name, value in {"POINTS": 16, "SEGMENT": 32, "MOST_POLES": 4, "TILE": 32, "MOST_RESIDUES": 3}.items():
         monkeypatch.setattr(triton, name, value)
     assert_right(make_inputs((2, 2), 3, 5, 100))

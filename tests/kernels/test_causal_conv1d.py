@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.causal_conv1d.reference import causal_conv1d_reference
-from kernels.causal_conv1d.triton import causal_conv1d_triton
-from kernels.causal_conv1d.triton.plan import TUNING, Tuning
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
+from subquad.kernels.causal_conv1d.triton import causal_conv1d_triton
+from subquad.kernels.causal_conv1d.triton.plan import TUNING, Tuning
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(causal_conv1d, return_final_state=True, backend="torch")

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta_rule import delta_rule, delta_rule_reference
-from kernels.gated_linear_attention import gated_linear_attention_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
+from subquad.kernels.delta_rule import delta_rule, delta_rule_reference
+from subquad.kernels.gated_linear_attention import gated_linear_attention_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 
 B, H, K, V = 2, 2, 8, 5
 DECAYS = ["none", "head", "key", "write", "plain"]

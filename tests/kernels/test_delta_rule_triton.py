@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta_rule import delta_rule, delta_rule_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
+from subquad.kernels.delta_rule import delta_rule, delta_rule_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import (
     DEVICE,
     calls_of_all_kinds,
@@ -35,14 +35,14 @@ one_decay = pytest.mark.parametrize("decay", quick(DECAYS, "head"))
 
 
 def tuning(**changes) -> dict:
-    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
     return impl.default_tuning() | changes
 
 
 def run_triton(planner=None, cu_seqlens=None, **inputs):
     """The operator on the Triton kernels with the tuning of a planner."""
     planner = make_planner(**tuning()) if planner is None else planner
-    impl = pytest.importorskip("kernels.delta_rule.triton")
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton")
     ends = None if cu_seqlens is None else cu_seqlens.tolist()
     o, final = impl.delta_rule_triton(**inputs, sequence_ends=ends, planner=planner)
     return o if final is None else (o, final)
@@ -119,13 +119,13 @@ def test_sizes_that_tiles_divide_equal_the_loop(decay):
     ],
 )
 def test_a_walk_loads_ahead_only_what_shared_memory_holds(keys, options, stages):
-    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
     x = torch.zeros(1, 64, 1, keys, dtype=torch.bfloat16)
     assert impl.walk_tile(impl.PLANNER(1.0, x, x, x), keys, 64, **options).options.num_stages == stages
 
 
 def test_masks_are_left_out_only_where_nothing_is_outside():
-    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
     x = torch.zeros(1, 48, 1, 32, device=DEVICE, dtype=torch.bfloat16)
     planner = make_planner(**tuning(chunk=16))
     plan, near = planner(1.0, x, x, x), [x.stride()]
@@ -138,7 +138,7 @@ def test_masks_are_left_out_only_where_nothing_is_outside():
 
 def test_masks_are_kept_where_the_positions_of_a_chunk_lie_2_to_the_31_elements_apart():
     """Without masks, offsets within a chunk are int32."""
-    impl = pytest.importorskip("kernels.delta_rule.triton.plan")
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
     near = torch.zeros(1, 48, 1, 32, device=DEVICE, dtype=torch.bfloat16)
     far = torch.empty(0, device="meta", dtype=torch.bfloat16).as_strided((1, 48, 1, 32), (0, 2**27, 32, 1))
     plan = make_planner(**tuning(chunk=16))(1.0, near, near, near)
@@ -149,8 +149,8 @@ def test_masks_are_kept_where_the_positions_of_a_chunk_lie_2_to_the_31_elements_
 def test_the_two_kernels_of_the_gradients_take_the_same_arguments():
     """One launch serves both; only the constexprs of `_grads_kernel` that choose between its parts are its own."""
     pytest.importorskip("triton")
-    from kernels.delta_rule.triton.grads import _grads_kernel
-    from kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
+    from subquad.kernels.delta_rule.triton.grads import _grads_kernel
+    from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
 
     both, plain = (inspect.signature(kernel.fn).parameters for kernel in (_grads_kernel, _plain_grads_kernel))
     choices = {"LEVELS", "DECAY", "WHOLE", "STEEP"}
@@ -176,13 +176,13 @@ def test_an_inverse_beyond_float16_equals_the_loop(chunk, decay):
 @pytest.mark.parametrize("decay", ["none", "head"])
 @pytest.mark.parametrize("length", [64, 70])
 def test_short_chunks_equal_the_loop(length, decay):
-    tuned = pytest.importorskip("kernels.delta_rule.triton.plan").short_chunks()
+    tuned = pytest.importorskip("subquad.kernels.delta_rule.triton.plan").short_chunks()
     equals_the_loop(make_inputs(length, decay, K=32, V=32), torch.bfloat16, **tuned)
 
 
 @every_decay
 def test_calls_without_a_gradient_and_other_gpus_take_short_chunks(decay, monkeypatch):
-    impl = pytest.importorskip("kernels.delta_rule.triton.autograd")
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.autograd")
     used = []
     for name in ("PLANNER", "SHORT_CHUNKS"):
 
@@ -233,7 +233,7 @@ def test_a_steep_chunk_between_mild_ones_equals_the_loop():
 
 def test_the_inverse_of_four_blocks_is_that_of_the_system():
     """The keys of one chunk are so close that powers of its system grow to 1e9 before they vanish."""
-    plan, factors = (pytest.importorskip(f"kernels.delta_rule.triton.{name}") for name in ("plan", "factors"))
+    plan, factors = (pytest.importorskip(f"subquad.kernels.delta_rule.triton.{name}") for name in ("plan", "factors"))
     generator = torch.Generator().manual_seed(0)
     k = F.normalize(0.3 * torch.randn(1, 64, 1, 16, generator=generator) + 1, dim=-1).to(DEVICE)
     beta = 2 * torch.rand(1, 64, 1, generator=generator).to(DEVICE)
@@ -270,9 +270,9 @@ def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, count, state,
 
     Without a decay a wrong matrix of a segment shows; with one of heads the state fades before it would.
     """
-    segments = pytest.importorskip("kernels.delta_rule.triton.segments")
+    segments = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
     for name in ("walk", "back"):
-        module = f"kernels.delta_rule.triton.{name}"
+        module = f"subquad.kernels.delta_rule.triton.{name}"
         monkeypatch.setattr(f"{module}.cut_time", lambda *_, **__: segments.Segments(count, -(-5 // count)))
     walk = {key: tile._replace(block_v=16) for key, tile in tuning()["walk"].items()}
     equals_the_loop(make_inputs(scaled(290, chunk), decay, state=state, H=1, K=20, V=20), chunk=chunk, walk=walk)
@@ -290,14 +290,14 @@ def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, count, state,
     ],
 )
 def test_time_is_cut_into_segments_that_run_side_by_side(heads, most, walks, side_by_side, expected):
-    segments = pytest.importorskip("kernels.delta_rule.triton.segments")
+    segments = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
     assert segments.best_segments(heads, 32, most, 1, walks, (1, 1), side_by_side) == expected
 
 
 def test_long_sequences_of_few_heads_are_cut():
     """The shapes of `bench`, and a sequence of more keys than have room for a matrix."""
-    segments = pytest.importorskip("kernels.delta_rule.triton.segments")
-    plan = pytest.importorskip("kernels.delta_rule.triton.plan")
+    segments = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
+    plan = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
 
     def cut(planner, batch, length, key_dim=128, by_rows=True):
         x = torch.empty(batch, length, 16, key_dim, dtype=torch.bfloat16, device="meta")
@@ -361,7 +361,7 @@ def test_plans_that_are_kept_belong_to_calls_of_one_kind(decay):
 
 def test_log_decays_in_bfloat16_never_reach_the_gradients_of_plain_keys(monkeypatch):
     """Triton 3.6 makes wrong code for them (ptxas 12.8); the kernels are not started."""
-    launch = pytest.importorskip("kernels.launch")
+    launch = pytest.importorskip("subquad.kernels.launch")
     read = {}
 
     def note(self, kernel, grid, /, **named):
@@ -381,7 +381,7 @@ def test_log_decays_in_bfloat16_never_reach_the_gradients_of_plain_keys(monkeypa
 @pytest.mark.parametrize(("K", "V"), [pytest.param(4, 4, marks=pytest.mark.slow), (40, 24)])
 def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
     """Heads narrower than a tile, and keys of one tile and a part of a second, over more than two chunks."""
-    planner = pytest.importorskip("kernels.delta_rule.triton.plan").PLANNER
+    planner = pytest.importorskip("subquad.kernels.delta_rule.triton.plan").PLANNER
     inputs = make_inputs(70, decay, H=1, K=K, V=V)
     assert_matches_reference(
         partial(run_triton, planner), delta_rule_reference, inputs, dtype=torch.float32, device=DEVICE

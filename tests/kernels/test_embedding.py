@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.embedding import embedding
+from subquad.kernels.embedding import embedding
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

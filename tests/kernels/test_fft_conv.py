@@ -9,18 +9,18 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels.fft_conv import _kernels_are_faster, fft_conv
-from kernels.fft_conv.chunked import fast_length
-from kernels.fft_conv.reference import fft_conv_reference
-from kernels.fft_conv.triton import fft_conv_triton
-from kernels.fft_conv.triton.autograd import fft_conv_fwd
-from kernels.fft_conv.triton.chunks_gradient import chunks_gradient
-from kernels.fft_conv.triton.gates import Gated, gated
-from kernels.fft_conv.triton.plan import TUNING, Operands, takes_long, takes_spectra
-from kernels.fft_conv.triton.taps_gradient import taps_gradient
-from kernels.layout import slices_of_one
-from kernels.transpose import time_last
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.fft_conv import _kernels_are_faster, fft_conv
+from subquad.kernels.fft_conv.chunked import fast_length
+from subquad.kernels.fft_conv.reference import fft_conv_reference
+from subquad.kernels.fft_conv.triton import fft_conv_triton
+from subquad.kernels.fft_conv.triton.autograd import fft_conv_fwd
+from subquad.kernels.fft_conv.triton.chunks_gradient import chunks_gradient
+from subquad.kernels.fft_conv.triton.gates import Gated, gated
+from subquad.kernels.fft_conv.triton.plan import TUNING, Operands, takes_long, takes_spectra
+from subquad.kernels.fft_conv.triton.taps_gradient import taps_gradient
+from subquad.kernels.layout import slices_of_one
+from subquad.kernels.transpose import time_last
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(fft_conv, backend="triton")

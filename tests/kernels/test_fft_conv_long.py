@@ -8,11 +8,11 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels.fft_conv.triton.epilogue import Epilogue
-from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.inner_stage import conv_long, conv_long_backward, long_taps
-from kernels.fft_conv.triton.plan import TUNING, has_kernels, takes_long
-from suite.laws.accuracy import assert_close
+from subquad.kernels.fft_conv.triton.epilogue import Epilogue
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.fft_conv.triton.inner_stage import conv_long, conv_long_backward, long_taps
+from subquad.kernels.fft_conv.triton.plan import TUNING, has_kernels, takes_long
+from subquad.suite.laws.accuracy import assert_close
 from tests.kernels.test_fft_conv_spectra import draw, exact_conv
 
 slow = partial(pytest.param, marks=pytest.mark.slow)

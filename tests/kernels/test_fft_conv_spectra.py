@@ -8,12 +8,12 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels.fft_conv.triton.epilogue import Epilogue
-from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import fits_spectra
-from kernels.fft_conv.triton.spectra import conv_spectra, taps_spectra
-from kernels.fft_conv.triton.tables import TableCache
-from suite.laws.accuracy import assert_close, relative_error
+from subquad.kernels.fft_conv.triton.epilogue import Epilogue
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.fft_conv.triton.plan import fits_spectra
+from subquad.kernels.fft_conv.triton.spectra import conv_spectra, taps_spectra
+from subquad.kernels.fft_conv.triton.tables import TableCache
+from subquad.suite.laws.accuracy import assert_close, relative_error
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels.float32_matmul import float32_matmul
-from kernels.float32_matmul.reference import float32_matmul_reference
-from kernels.float32_matmul.triton import TF32, Tuning, float32_matmul_triton
-from kernels.launch import CompileOptions
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.float32_matmul import float32_matmul
+from subquad.kernels.float32_matmul.reference import float32_matmul_reference
+from subquad.kernels.float32_matmul.triton import TF32, Tuning, float32_matmul_triton
+from subquad.kernels.launch import CompileOptions
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Tuning(16, 16, 16, TF32, CompileOptions(num_warps=4), min_span=16)

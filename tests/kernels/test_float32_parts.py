@@ -4,9 +4,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels.float32_matmul.parts import SIDE, Parts, Tuning, parts_matmul, split
-from kernels.launch import CompileOptions, cdiv
-from suite.laws.accuracy import assert_close
+from subquad.kernels.float32_matmul.parts import SIDE, Parts, Tuning, parts_matmul, split
+from subquad.kernels.launch import CompileOptions, cdiv
+from subquad.suite.laws.accuracy import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Tuning(32, 64, 32, CompileOptions(num_warps=4), min_span=32)

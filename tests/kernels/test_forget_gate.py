@@ -6,9 +6,9 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels.forget_gate import forget_gate
-from kernels.forget_gate.reference import forget_gate_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.forget_gate import forget_gate
+from subquad.kernels.forget_gate.reference import forget_gate_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPTIONS = {"plain": {}, "damped": {"damping": 16.0}, "first": {"layer": 1}, "last": {"layer": 4}}

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gated_linear_attention import (
+from subquad.kernels.gated_linear_attention import (
     gated_linear_attention,
     gated_linear_attention_reference,
 )
-from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 from tests.kernels.gated import (
     DEVICE,
     calls_of_all_kinds,
@@ -35,7 +35,7 @@ DECAYS = ["none", "head", "head-time", "key", "value"]
 def run_triton(planner=None, cu_seqlens=None, **inputs):
     """The operator on the Triton kernels with the tuning of a planner."""
     planner = make_planner() if planner is None else planner
-    impl = pytest.importorskip("kernels.gated_linear_attention.triton")
+    impl = pytest.importorskip("subquad.kernels.gated_linear_attention.triton")
     ends = None if cu_seqlens is None else cu_seqlens.tolist()
     o, final = impl.gated_linear_attention_triton(**inputs, sequence_ends=ends, planner=planner)
     return o if final is None else (o, final)
@@ -141,7 +141,7 @@ def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay
 
 @pytest.mark.parametrize(("size", "more"), [(5, 0), (16, 0), (17, 15), (65, 15), (153, 7)])
 def test_rows_of_half_precision_are_filled_up_to_where_they_can_be_read_at_once(size, more):
-    padding = pytest.importorskip("kernels.gated_linear_attention.triton.autograd").padding
+    padding = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.autograd").padding
     assert padding(torch.zeros(1, size)) == 0
     assert padding(torch.zeros(1, size, dtype=torch.bfloat16)) == more
 
@@ -332,7 +332,7 @@ def test_plans_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
 @pytest.mark.parametrize(("K", "V"), [pytest.param(4, 4, marks=pytest.mark.slow), (40, 24)])
 def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
     """Heads narrower than a tile, and keys of one tile and a part of a second, over more than two chunks."""
-    planner = pytest.importorskip("kernels.gated_linear_attention.triton.plan").PLANNER
+    planner = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.plan").PLANNER
     inputs = small_inputs(70, decay, K=K, V=V)
     assert_matches_reference(
         partial(run_triton, planner), gated_linear_attention_reference, inputs, dtype=torch.float32, device=DEVICE
@@ -340,7 +340,7 @@ def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
 
 
 def test_a_plan_takes_the_tuning_of_its_operands():
-    plan = pytest.importorskip("kernels.gated_linear_attention.triton.plan")
+    plan = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.plan")
     q = torch.zeros(1, 1, 1, 1)
     chunks = {dtype: plan.PLANNER(1.0, *[q.to(dtype)] * 3).chunk for dtype in (torch.bfloat16, torch.float32)}
     assert chunks == {torch.bfloat16: plan.Tuning().chunk, torch.float32: plan.FLOAT32.chunk}

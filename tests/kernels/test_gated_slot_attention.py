@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.gated_linear_attention import gated_linear_attention
-from kernels.gated_slot_attention import (
+from subquad.kernels.gated_linear_attention import gated_linear_attention
+from subquad.kernels.gated_slot_attention import (
     gated_slot_attention,
     gated_slot_attention_reference,
     gated_slot_attention_step,
 )
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.gated import (
     DEVICE,
     in_chunks,
@@ -86,7 +86,7 @@ OP, REFERENCE = with_state(gated_slot_attention), with_state(gated_slot_attentio
 def run_triton(planner=None, cu_seqlens=None, **inputs):
     """`with_state(gated_slot_attention)` on the Triton kernels with the tuning of a planner."""
     planner = make_planner() if planner is None else planner
-    impl = pytest.importorskip("kernels.gated_slot_attention.triton")
+    impl = pytest.importorskip("subquad.kernels.gated_slot_attention.triton")
     ends = None if cu_seqlens is None else cu_seqlens.tolist()
     return with_state(partial(impl.gated_slot_attention_triton, sequence_ends=ends, planner=planner))(**inputs)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.kernels.gated import DEVICE
 
 BACKENDS = ["torch", "triton"]
@@ -48,8 +48,8 @@ def test_with_steep_decays_it_equals_the_loop(dtype, backend):
 
 def test_the_kernels_in_segments_equal_the_loop(monkeypatch):
     """A long sequence of few heads is cut into segments, whose matrices do not depend on what is added."""
-    walk, back = (pytest.importorskip(f"kernels.delta_rule.triton.{name}") for name in ("walk", "back"))
-    segments = pytest.importorskip("kernels.delta_rule.triton.segments").Segments(3, 3)
+    walk, back = (pytest.importorskip(f"subquad.kernels.delta_rule.triton.{name}") for name in ("walk", "back"))
+    segments = pytest.importorskip("subquad.kernels.delta_rule.triton.segments").Segments(3, 3)
     for module in (walk, back):
         monkeypatch.setattr(module, "cut_time", lambda *args, **options: segments)
     op, inputs = partial(generalised_delta_rule, backend="triton"), make_inputs(130)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels.h3_inner import h3_inner_step
-from kernels.h3_inner.reference import h3_inner_step_reference
-from kernels.h3_inner.workloads import make_inputs, with_state
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.h3_inner import h3_inner_step
+from subquad.kernels.h3_inner.reference import h3_inner_step_reference
+from subquad.kernels.h3_inner.workloads import make_inputs, with_state
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

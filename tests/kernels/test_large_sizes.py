@@ -6,12 +6,12 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-import kernels.forget_gate.triton as forget_gate
-import kernels.h3_inner.triton as h3_inner
-import kernels.lti_ssm.triton.step as lti_ssm_kernel
-import kernels.mamba_inner.triton as mamba_inner
-from kernels.float32_matmul import MAX_COLUMNS, takes_parts
-from kernels.lti_ssm import MAX_ROWS_OF_STEP, DiagonalSystem, lti_ssm_step
+import subquad.kernels.forget_gate.triton as forget_gate
+import subquad.kernels.h3_inner.triton as h3_inner
+import subquad.kernels.lti_ssm.triton.step as lti_ssm_kernel
+import subquad.kernels.mamba_inner.triton as mamba_inner
+from subquad.kernels.float32_matmul import MAX_COLUMNS, takes_parts
+from subquad.kernels.lti_ssm import MAX_ROWS_OF_STEP, DiagonalSystem, lti_ssm_step
 
 MAX_AXIS = 65535
 META = "meta"
@@ -63,7 +63,7 @@ def test_the_grid_of_a_forget_gate_has_room_for_a_million_positions(grids, rows,
 
 def test_forget_gates_of_many_rows_are_those_of_few(monkeypatch):
     """With a low limit, rows are spread over the second and the third axis."""
-    from kernels.forget_gate import forget_gate as op
+    from subquad.kernels.forget_gate import forget_gate as op
 
     x = torch.randn(5 * 2048 - 300, 3, generator=torch.Generator().manual_seed(0))
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -107,8 +107,8 @@ def test_a_step_refuses_more_rows_than_its_grid_has_room_for(grids, states):
 
 
 def test_parts_whose_offsets_would_exceed_int32_are_not_made(monkeypatch):
-    monkeypatch.setattr("kernels.float32_matmul._is_faster", lambda x, count: True)
-    monkeypatch.setattr("kernels.float32_matmul.use_triton", lambda *args: True)
+    monkeypatch.setattr("subquad.kernels.float32_matmul._is_faster", lambda x, count: True)
+    monkeypatch.setattr("subquad.kernels.float32_matmul.use_triton", lambda *args: True)
     assert takes_parts(empty(2, MAX_COLUMNS - 1), empty(2**10, MAX_COLUMNS - 1))
     assert not takes_parts(empty(2, MAX_COLUMNS), empty(2**10, MAX_COLUMNS))
     assert not takes_parts(empty(MAX_COLUMNS, 2**10), empty(2**10, 2**10))
@@ -130,7 +130,7 @@ def sparse():
 
 @pytest.mark.parametrize("axis", [1, 2, 3])
 def test_slstm_reads_inputs_that_lie_2_to_the_31_elements_apart(sparse, axis):
-    from kernels.slstm import slstm
+    from subquad.kernels.slstm import slstm
 
     size = [1, 1, 4, 1, 4]
     size[axis] = max(size[axis], 3)
@@ -151,7 +151,7 @@ def test_slstm_reads_inputs_that_lie_2_to_the_31_elements_apart(sparse, axis):
 
 
 def test_gradients_of_attention_lie_2_to_the_31_elements_apart(sparse, monkeypatch):
-    from kernels.attention.triton.autograd import attention_triton
+    from subquad.kernels.attention.triton.autograd import attention_triton
 
     g = torch.Generator().manual_seed(0)
     leaves = [torch.randn(1, 3, 2, 8, generator=g).requires_grad_() for _ in "qkv"]

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 pytest.importorskip("triton")
 import triton
 
-from kernels.autograd import save, saved
-from kernels.launch import CompileOptions, Launcher, LaunchPlan, cdiv, overlap_options, power_of_2
-from kernels.layout import spec
+from subquad.kernels.autograd import save, saved
+from subquad.kernels.launch import CompileOptions, Launcher, LaunchPlan, cdiv, overlap_options, power_of_2
+from subquad.kernels.layout import spec
 from tests.kernels.launches import STREAM, Kernel, OnDevice, on_device
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -110,7 +110,7 @@ def test_other_versions_of_triton_launch_themselves(version, planned):
 
 def test_the_public_launch_gives_what_the_kernel_computes(monkeypatch):
     """The public path and that of this version of Triton, with a real kernel; on a GPU the second one relaunches."""
-    from kernels.transpose import TILE, _transpose_kernel
+    from subquad.kernels.transpose import TILE, _transpose_kernel
 
     monkeypatch.undo()
     x, out = torch.randn(1, 3, 2, device=DEVICE), torch.zeros(1, 2, 3, device=DEVICE)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.layout import dense, places_in_one, slices_of_one
+from subquad.kernels.layout import dense, places_in_one, slices_of_one
 
 WHOLE = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5)
 

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytest.importorskip("triton")
-from kernels.backend import record_operators
-from kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
-from kernels.linear_cross_entropy.chunked import chunk_rows, linear_cross_entropy_chunked
-from kernels.linear_cross_entropy.padding import padded
-from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from kernels.linear_cross_entropy.triton import Tuning, linear_cross_entropy_triton, softmax_gradient
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.backend import record_operators
+from subquad.kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
+from subquad.kernels.linear_cross_entropy.chunked import chunk_rows, linear_cross_entropy_chunked
+from subquad.kernels.linear_cross_entropy.padding import padded
+from subquad.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from subquad.kernels.linear_cross_entropy.triton import Tuning, linear_cross_entropy_triton, softmax_gradient
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 slow = partial(pytest.param, marks=pytest.mark.slow)

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.lti_ssm import _kernels_win, lti_ssm
-from kernels.lti_ssm.chunked import lti_ssm_chunked
-from kernels.lti_ssm.reference import lti_ssm_reference
-from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.lti_ssm import _kernels_win, lti_ssm
+from subquad.kernels.lti_ssm.chunked import lti_ssm_chunked
+from subquad.kernels.lti_ssm.reference import lti_ssm_reference
+from subquad.kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
+from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.kernels.test_ssm_kernel import make_parameters
 
 LENGTHS = (1, 2, 63, 64, 65, pytest.param(500, marks=pytest.mark.slow))

@@ -5,14 +5,14 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.lti_ssm import lti_ssm_step
-from kernels.lti_ssm.reference import lti_ssm_step_reference
-from kernels.lti_ssm.workloads import STEP, make_step_inputs, with_state
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.lti_ssm import lti_ssm_step
+from subquad.kernels.lti_ssm.reference import lti_ssm_step_reference
+from subquad.kernels.lti_ssm.workloads import STEP, make_step_inputs, with_state
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 pytest.importorskip("triton")
 
-from kernels.lti_ssm.triton.step import Tuning, lti_ssm_step_triton, tuning
+from subquad.kernels.lti_ssm.triton.step import Tuning, lti_ssm_step_triton, tuning
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RULES = ("zoh", "bilinear", "dss-exp", "dss-exp-no-scale")

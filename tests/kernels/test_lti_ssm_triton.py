@@ -11,15 +11,15 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.layout import spec
-from kernels.lti_ssm import lti_ssm
-from kernels.lti_ssm.reference import lti_ssm_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.layout import spec
+from subquad.kernels.lti_ssm import lti_ssm
+from subquad.kernels.lti_ssm.reference import lti_ssm_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.test_lti_ssm import BATCH, PARAMETERS, STATE, make_inputs
 
 pytest.importorskip("triton")
 
-from kernels.lti_ssm.triton import (
+from subquad.kernels.lti_ssm.triton import (
     TUNING,
     Plan,
     Planner,

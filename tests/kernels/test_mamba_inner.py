@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels.mamba_inner import mamba_inner_step
-from kernels.mamba_inner.reference import mamba_inner_step_reference
-from kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.mamba_inner import mamba_inner_step
+from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
+from subquad.kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels import OPERATORS
-from run_suite import REPOSITORY
-from suite.laws.calls import Operator, is_float
+from subquad.kernels import OPERATORS
+from subquad.run_suite import REPOSITORY
+from subquad.suite.laws.calls import Operator, is_float
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["torch", "triton"]

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
-from kernels.norm import norm
-from kernels.norm.reference import norm_reference
-from kernels.norm.triton import norm_triton
-from kernels.norm.triton.plan import Tuning
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.norm import norm
+from subquad.kernels.norm.reference import norm_reference
+from subquad.kernels.norm.triton import norm_triton
+from subquad.kernels.norm.triton.plan import Tuning
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(norm, backend="torch")

@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels import OPERATORS
-from kernels.attention import attention_step
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.embedding import embedding
-from kernels.float32_matmul import float32_matmul
-from kernels.forget_gate import forget_gate
-from kernels.gated_slot_attention import gated_slot_attention_step
-from kernels.lti_ssm import ContinuousSystem, lti_ssm_step
-from kernels.rotary import rotary
-from kernels.rwkv6_inputs import rwkv6_position
-from kernels.rwkv7_inputs import rwkv7_position
-from kernels.skinny_linear import MAX_ROWS, Norm, skinny_linear
-from kernels.token_shift import token_shift_step
-from run_suite import REPOSITORY
-from suite.laws.calls import Operator, is_float
+from subquad.kernels import OPERATORS
+from subquad.kernels.attention import attention_step
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.embedding import embedding
+from subquad.kernels.float32_matmul import float32_matmul
+from subquad.kernels.forget_gate import forget_gate
+from subquad.kernels.gated_slot_attention import gated_slot_attention_step
+from subquad.kernels.lti_ssm import ContinuousSystem, lti_ssm_step
+from subquad.kernels.rotary import rotary
+from subquad.kernels.rwkv6_inputs import rwkv6_position
+from subquad.kernels.rwkv7_inputs import rwkv7_position
+from subquad.kernels.skinny_linear import MAX_ROWS, Norm, skinny_linear
+from subquad.kernels.token_shift import token_shift_step
+from subquad.run_suite import REPOSITORY
+from subquad.suite.laws.calls import Operator, is_float
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = ["torch", "triton"]

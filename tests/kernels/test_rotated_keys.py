@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.rotated_keys import rotate_pairs, rotated_keys
-from kernels.rotated_keys.reference import rotated_keys_reference
-from kernels.rotated_keys.workloads import KEEP
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys
+from subquad.kernels.rotated_keys.reference import rotated_keys_reference
+from subquad.kernels.rotated_keys.workloads import KEEP
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(rotated_keys, backend="torch")
@@ -50,7 +50,7 @@ def test_a_pair_turns_as_a_complex_number():
 
 @pytest.mark.parametrize("programs", [1, 4, 100])
 def test_heads_may_be_split_into_groups(programs, monkeypatch):
-    triton = pytest.importorskip("kernels.rotated_keys.triton", reason="needs triton")
+    triton = pytest.importorskip("subquad.kernels.rotated_keys.triton", reason="needs triton")
     for name in ("FORWARD", "BACKWARD"):
         monkeypatch.setattr(triton, name, getattr(triton, name)._replace(programs=programs))
     inputs = make_inputs(2, 9, 5, 6, 2)

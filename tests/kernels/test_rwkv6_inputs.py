@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels.gated_linear_attention import gated_linear_attention
-from kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
-from suite.laws.accuracy import FLOOR, assert_close
+from subquad.kernels.gated_linear_attention import gated_linear_attention
+from subquad.kernels.rwkv6_inputs import rwkv6_inputs, rwkv6_position
+from subquad.suite.laws.accuracy import FLOOR, assert_close
 from tests.kernels.gated import on_device
 from tests.kernels.rwkv_inputs import (
     BACKENDS,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels.delta_rule import delta_rule
-from kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
+from subquad.kernels.delta_rule import delta_rule
+from subquad.kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
 from tests.kernels.gated import on_device
 from tests.kernels.rwkv_inputs import (
     BACKENDS,

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.selective_scan import selective_scan
-from kernels.selective_scan.chunked import Schedule, selective_scan_chunked
-from kernels.selective_scan.reference import selective_scan_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.selective_scan import selective_scan
+from subquad.kernels.selective_scan.chunked import Schedule, selective_scan_chunked
+from subquad.kernels.selective_scan.reference import selective_scan_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (1, 2, 63, 64, 65, 500)
@@ -76,7 +76,7 @@ def short_chunks(*, chunk=16, whole=False, **changes):
 
     changes: new values for the fields of every tile.
     """
-    impl = pytest.importorskip("kernels.selective_scan.triton")
+    impl = pytest.importorskip("subquad.kernels.selective_scan.triton")
     tiles = {name: tile for name, tile in vars(impl.TUNING).items() if isinstance(tile, impl.Tile)}
     tiles["forward_narrow"] = replace(tiles["forward_narrow"], steps=16)
     tuning = replace(
@@ -249,8 +249,8 @@ def test_a_pass_over_segments_takes_seven_launches_and_few_operations(monkeypatc
     pytest.importorskip("triton")
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from kernels.launch import Launcher
-    from kernels.selective_scan.triton import TUNING, selective_scan_triton
+    from subquad.kernels.launch import Launcher
+    from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
 
     class Operations(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -5,14 +5,14 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.selective_scan.reference import selective_scan_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.selective_scan.reference import selective_scan_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.kernels.test_selective_scan import DEVICE, WIDE, make_inputs, on_device, slow
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-impl = pytest.importorskip("kernels.selective_scan.triton.complex")
-sin_cos = pytest.importorskip("kernels.selective_scan.triton.complex.arithmetic").sin_cos
+impl = pytest.importorskip("subquad.kernels.selective_scan.triton.complex")
+sin_cos = pytest.importorskip("subquad.kernels.selective_scan.triton.complex.arithmetic").sin_cos
 SEGMENTS = {"lanes": 4, "steps": 2, "part": 1, "busy_warps": 1000, "min_segment": 1}
 
 

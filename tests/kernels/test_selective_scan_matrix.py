@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.selective_scan.reference import selective_scan_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.selective_scan.reference import selective_scan_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.kernels import ptx
 from tests.kernels.test_selective_scan import WIDE, make_inputs, short_chunks
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs th
 def launched(monkeypatch):
     """The names of the kernels that were launched, on a machine that takes its processor for an NVIDIA GPU."""
     pytest.importorskip("triton")
-    from kernels.launch import Launcher
-    from kernels.selective_scan.triton import inputs, plan
+    from subquad.kernels.launch import Launcher
+    from subquad.kernels.selective_scan.triton import inputs, plan
 
     names = set()
 
@@ -42,7 +42,7 @@ def launched(monkeypatch):
     [(11, 16, 1), pytest.param(19, 9, 2, marks=pytest.mark.slow)],
 )
 def test_the_kernels_on_the_matrix_units_equal_the_recurrence(length, state, splits, launched):
-    from kernels.selective_scan.triton import selective_scan_triton
+    from subquad.kernels.selective_scan.triton import selective_scan_triton
 
     names, tuning = launched
     if splits > 1:
@@ -59,7 +59,7 @@ def test_the_kernels_on_the_matrix_units_equal_the_recurrence(length, state, spl
 
 
 def test_negative_eigenvalues_are_kept_from_the_matrix_units_and_from_segments_of_time(launched):
-    from kernels.selective_scan.triton.inputs import prepare_inputs
+    from subquad.kernels.selective_scan.triton.inputs import prepare_inputs
 
     tuning = replace(launched[1], enough_warps=1000)
     x, maps = torch.zeros(1, 256, 34, dtype=torch.bfloat16), torch.zeros(1, 256, 16, dtype=torch.bfloat16)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.selective_scan.unfused import scan, selective_scan_unfused
-from kernels.selective_scan.workloads import WORKLOAD, make_inputs
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.selective_scan.unfused import scan, selective_scan_unfused
+from subquad.kernels.selective_scan.workloads import WORKLOAD, make_inputs
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.skinny_linear import Norm, skinny_linear
-from kernels.skinny_linear.reference import skinny_linear_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.skinny_linear import Norm, skinny_linear
+from subquad.kernels.skinny_linear.reference import skinny_linear_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEEP = ("norm_weight", "norm_bias", "bias", "residual")

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.slstm import empty_state, slstm
-from kernels.slstm.reference import slstm_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.slstm import empty_state, slstm
+from subquad.kernels.slstm.reference import slstm_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEEP = ("recurrent", "bias", "initial_state")
@@ -81,6 +81,6 @@ def test_a_closed_input_gate_and_an_open_forget_gate_change_nothing(backend):
 
 def test_the_gradient_of_the_matrices_is_a_sum_over_chunks(monkeypatch):
     """153 positions in chunks of 64, which begin and end within a row."""
-    triton = pytest.importorskip("kernels.slstm.triton", reason="needs triton")
+    triton = pytest.importorskip("subquad.kernels.slstm.triton", reason="needs triton")
     monkeypatch.setattr(triton, "CHUNK", 64)
     assert_matches_reference(TRITON, slstm_reference, make_inputs(17, 9, 2, 5), keep=KEEP, device=DEVICE)

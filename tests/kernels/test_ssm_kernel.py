@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
-from kernels.ssm_kernel.discretize import expm1
-from kernels.ssm_kernel.reference import ssm_kernel_reference
-from suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
+from subquad.kernels.ssm_kernel.discretize import expm1
+from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(ssm_kernel, backend="triton")

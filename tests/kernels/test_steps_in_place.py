@@ -4,8 +4,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from run_suite import REPOSITORY
-from suite.laws.calls import Operator
+from subquad.run_suite import REPOSITORY
+from subquad.suite.laws.calls import Operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -5,7 +5,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 tl = triton.language
-sums = pytest.importorskip("kernels.sums")
+sums = pytest.importorskip("subquad.kernels.sums")
 column_sums, COLUMNS, ROWS = sums.column_sums, sums.COLUMNS, sums.ROWS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from kernels.token_shift import token_shift, token_shift_step
+from subquad.kernels.token_shift import token_shift, token_shift_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from kernels.transpose import channels_last, time_last
+from subquad.kernels.transpose import channels_last, time_last
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.wkv import empty_state, wkv
-from kernels.wkv.reference import wkv_reference
-from suite.laws.accuracy import assert_matches_reference
+from subquad.kernels.wkv import empty_state, wkv
+from subquad.kernels.wkv.reference import wkv_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KEEP = ("log_decay", "bonus", "initial_state")
@@ -32,7 +32,7 @@ def make_inputs(batch, length, width, *, initial_state=True):
 
 
 def kernel(**changes):
-    impl = pytest.importorskip("kernels.wkv.triton")
+    impl = pytest.importorskip("subquad.kernels.wkv.triton")
     tuning = impl.Tuning(**{"steps": 4, **changes})
 
     def op(initial_state=None, **inputs):

@@ -10,62 +10,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import OPERATORS
-from kernels.attention import attention, attention_step
-from kernels.attention.reference import attention_reference, attention_step_reference
-from kernels.cauchy import cauchy
-from kernels.cauchy.reference import cauchy_reference
-from kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from kernels.causal_conv1d.reference import causal_conv1d_reference
-from kernels.delta_rule import delta_rule, delta_rule_step
-from kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
-from kernels.delta_rule.reference import delta_rule_reference
-from kernels.embedding import embedding
-from kernels.embedding.reference import embedding_reference
-from kernels.fft_conv import fft_conv
-from kernels.fft_conv.reference import fft_conv_reference
-from kernels.float32_matmul import float32_matmul
-from kernels.float32_matmul.reference import float32_matmul_reference
-from kernels.forget_gate import forget_gate
-from kernels.forget_gate.reference import forget_gate_reference
-from kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from kernels.gated_linear_attention.reference import gated_linear_attention_reference
-from kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
-from kernels.gated_slot_attention.reference import gated_slot_attention_reference
-from kernels.h3_inner import h3_inner_step
-from kernels.h3_inner.reference import h3_inner_step_reference
-from kernels.h3_inner.workloads import with_state as with_h3_state
-from kernels.linear_cross_entropy import linear_cross_entropy
-from kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from kernels.lti_ssm import ContinuousSystem, lti_ssm, lti_ssm_step
-from kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
-from kernels.lti_ssm.workloads import with_state as with_lti_state
-from kernels.mamba_inner import mamba_inner_step
-from kernels.mamba_inner.reference import mamba_inner_step_reference
-from kernels.norm import norm
-from kernels.norm.reference import norm_reference
-from kernels.rotary import rotary
-from kernels.rotary.reference import rotary_reference
-from kernels.rotated_keys import rotated_keys
-from kernels.rotated_keys.reference import rotated_keys_reference
-from kernels.rwkv6_inputs import rwkv6_inputs
-from kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
-from kernels.rwkv7_inputs import rwkv7_inputs
-from kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
-from kernels.selective_scan import selective_scan, selective_scan_step
-from kernels.selective_scan.reference import selective_scan_reference
-from kernels.skinny_linear import Norm, skinny_linear
-from kernels.skinny_linear.reference import skinny_linear_reference
-from kernels.slstm import slstm, slstm_step
-from kernels.slstm.reference import slstm_reference
-from kernels.ssm_kernel import ssm_kernel
-from kernels.ssm_kernel.reference import ssm_kernel_reference
-from kernels.swiglu import swiglu
-from kernels.swiglu.reference import swiglu_reference
-from kernels.token_shift import token_shift
-from kernels.token_shift.reference import token_shift_reference
-from kernels.wkv import wkv, wkv_step
-from kernels.wkv.reference import wkv_reference
+from subquad.kernels import OPERATORS
+from subquad.kernels.attention import attention, attention_step
+from subquad.kernels.attention.reference import attention_reference, attention_step_reference
+from subquad.kernels.cauchy import cauchy
+from subquad.kernels.cauchy.reference import cauchy_reference
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
+from subquad.kernels.delta_rule import delta_rule, delta_rule_step
+from subquad.kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
+from subquad.kernels.delta_rule.reference import delta_rule_reference
+from subquad.kernels.embedding import embedding
+from subquad.kernels.embedding.reference import embedding_reference
+from subquad.kernels.fft_conv import fft_conv
+from subquad.kernels.fft_conv.reference import fft_conv_reference
+from subquad.kernels.float32_matmul import float32_matmul
+from subquad.kernels.float32_matmul.reference import float32_matmul_reference
+from subquad.kernels.forget_gate import forget_gate
+from subquad.kernels.forget_gate.reference import forget_gate_reference
+from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.kernels.gated_linear_attention.reference import gated_linear_attention_reference
+from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
+from subquad.kernels.gated_slot_attention.reference import gated_slot_attention_reference
+from subquad.kernels.h3_inner import h3_inner_step
+from subquad.kernels.h3_inner.reference import h3_inner_step_reference
+from subquad.kernels.h3_inner.workloads import with_state as with_h3_state
+from subquad.kernels.linear_cross_entropy import linear_cross_entropy
+from subquad.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
+from subquad.kernels.lti_ssm import ContinuousSystem, lti_ssm, lti_ssm_step
+from subquad.kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
+from subquad.kernels.lti_ssm.workloads import with_state as with_lti_state
+from subquad.kernels.mamba_inner import mamba_inner_step
+from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
+from subquad.kernels.norm import norm
+from subquad.kernels.norm.reference import norm_reference
+from subquad.kernels.rotary import rotary
+from subquad.kernels.rotary.reference import rotary_reference
+from subquad.kernels.rotated_keys import rotated_keys
+from subquad.kernels.rotated_keys.reference import rotated_keys_reference
+from subquad.kernels.rwkv6_inputs import rwkv6_inputs
+from subquad.kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
+from subquad.kernels.rwkv7_inputs import rwkv7_inputs
+from subquad.kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
+from subquad.kernels.selective_scan import selective_scan, selective_scan_step
+from subquad.kernels.selective_scan.reference import selective_scan_reference
+from subquad.kernels.skinny_linear import Norm, skinny_linear
+from subquad.kernels.skinny_linear.reference import skinny_linear_reference
+from subquad.kernels.slstm import slstm, slstm_step
+from subquad.kernels.slstm.reference import slstm_reference
+from subquad.kernels.ssm_kernel import ssm_kernel
+from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
+from subquad.kernels.swiglu import swiglu
+from subquad.kernels.swiglu.reference import swiglu_reference
+from subquad.kernels.token_shift import token_shift
+from subquad.kernels.token_shift.reference import token_shift_reference
+from subquad.kernels.wkv import wkv, wkv_step
+from subquad.kernels.wkv.reference import wkv_reference
 from tests.laws.draw import LENGTH, Draw, wide
 
 Inputs = dict[str, Any]

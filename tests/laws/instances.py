@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks import TASKS
+from subquad.tasks import TASKS
 
 Options = dict[str, Any]
 
@@ -216,7 +216,7 @@ def _spoken(folder: Path, words: tuple[str, ...], frames: int) -> None:
 
 
 def speech_commands(folder: Path) -> dict[str, Options]:
-    from tasks.speech_commands import WORDS
+    from subquad.tasks.speech_commands import WORDS
 
     _spoken(folder, WORDS, 48)
     return {
@@ -233,7 +233,7 @@ def speech_commands(folder: Path) -> dict[str, Options]:
 
 
 def sc09(folder: Path) -> dict[str, Options]:
-    from tasks.sc09 import DIGITS
+    from subquad.tasks.sc09 import DIGITS
 
     _spoken(folder, DIGITS, 1030)
     return {"segment": {"data": folder, "length": 1024}, "unit": {"data": folder, "length": 1024, "scaling": "unit"}}
@@ -308,7 +308,7 @@ def lra_retrieval(folder: Path) -> dict[str, Options]:
 
 
 def lra_image(folder: Path) -> dict[str, Options]:
-    from tasks.lra.image import CLASSES
+    from subquad.tasks.lra.image import CLASSES
 
     for part in ("train", "test"):
         for number, name in enumerate(CLASSES):

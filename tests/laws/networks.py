@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.contracts import TaskSpec
+from subquad.suite.contracts import TaskSpec
 from tests.laws.draw import LENGTH, Draw
 
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models import MODELS
-from models.attention import Attention
-from models.linear_attention import LinearAttention, LinearAttentionConfig
-from models.parts.mixer import Mixer
-from models.parts.time_axis import LeftPadding
-from suite.laws import models as laws
-from suite.laws.models import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
-from suite.state import tensors
+from subquad.models import MODELS
+from subquad.models.attention import Attention
+from subquad.models.linear_attention import LinearAttention, LinearAttentionConfig
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.time_axis import LeftPadding
+from subquad.suite.laws import models as laws
+from subquad.suite.laws.models import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
+from subquad.suite.state import tensors
 
 OPTIONS = {"s4": {"d_state": 8}, "sashimi": {"num_layers": 1, "options": {"s4": {"d_state": 8}}}}
 """Options of models whose small network is large. Every stage of SaShiMi has `num_layers` blocks."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import OPERATORS
-from kernels.workload import Cost, Implementation, Workload, initial_state, normal, sizes
-from run_suite import REPOSITORY
-from suite.commands import main
-from suite.laws import operators as laws
-from suite.laws.calls import Operator
-from suite.laws.tasks import NotApplicable
+from subquad.kernels import OPERATORS
+from subquad.kernels.workload import Cost, Implementation, Workload, initial_state, normal, sizes
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands import main
+from subquad.suite.laws import operators as laws
+from subquad.suite.laws.calls import Operator
+from subquad.suite.laws.tasks import NotApplicable
 
 
 def broken(operator, tried):
@@ -224,7 +224,7 @@ def test_a_plugin_is_checked(tmp_path, monkeypatch, capsys):
     path = tmp_path / "checked_operator.py"
     path.write_text(
         "from dataclasses import replace\n"
-        "from kernels.workload import Implementation\n"
+        "from subquad.kernels.workload import Implementation\n"
         "from tests.laws.test_operators import TOY, running_mean, seen_ahead\n"
         "mine = [Implementation(f.__name__, 'ours', lambda f=f: f) for f in (running_mean, seen_ahead)]\n"
         "OPERATORS = {'toy': replace(TOY, implementations=tuple(mine))}\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from models import MODELS
-from suite.laws import models as laws
+from subquad.models import MODELS
+from subquad.suite.laws import models as laws
 from tests.laws.networks import MODEL_OPTIONS
 
 MORE = [

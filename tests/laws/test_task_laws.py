@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import IGNORE
-from suite.laws import tasks as task_laws
-from tasks.induction_heads import InductionHeads
-from tasks.selective_copying import SelectiveCopying
+from subquad.suite.contracts import IGNORE
+from subquad.suite.laws import tasks as task_laws
+from subquad.tasks.induction_heads import InductionHeads
+from subquad.tasks.selective_copying import SelectiveCopying
 
 
 class Small(InductionHeads):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from reports.render.selection import validates_on_test
-from suite.contracts import IGNORE
-from suite.laws import tasks as task_laws
-from suite.laws.tasks import split
-from tasks import TASKS
+from subquad.reports.render.selection import validates_on_test
+from subquad.suite.contracts import IGNORE
+from subquad.suite.laws import tasks as task_laws
+from subquad.suite.laws.tasks import split
+from subquad.tasks import TASKS
 from tests.laws.instances import INSTANCES, STORED, instances
 from tests.laws.versions import empty_folder
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import OPERATORS
-from kernels.versions import VERSIONS
-from models import MODELS
-from models.backbone import Backbone
-from suite.laws.tasks import digest, everything
-from tasks import TASKS
+from subquad.kernels import OPERATORS
+from subquad.kernels.versions import VERSIONS
+from subquad.models import MODELS
+from subquad.models.backbone import Backbone
+from subquad.suite.laws.tasks import digest, everything
+from subquad.tasks import TASKS
 from tests.laws import versions
 from tests.laws.calls import OPERATOR_CALLS, run
 from tests.laws.draw import Draw

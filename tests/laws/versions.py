@@ -37,14 +37,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import OPERATORS
-from kernels.versions import VERSIONS
-from models import MODELS
-from models.backbone import BackboneConfig
-from models.linear_attention import LinearAttentionConfig
-from suite.contracts import IGNORE
-from suite.laws.tasks import digest, everything
-from tasks import TASKS
+from subquad.kernels import OPERATORS
+from subquad.kernels.versions import VERSIONS
+from subquad.models import MODELS
+from subquad.models.backbone import BackboneConfig
+from subquad.models.linear_attention import LinearAttentionConfig
+from subquad.suite.contracts import IGNORE
+from subquad.suite.laws.tasks import digest, everything
+from subquad.tasks import TASKS
 from tests.laws.calls import OPERATOR_CALLS, run
 from tests.laws.draw import Draw, wide
 from tests.laws.instances import instances

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from suite.laws.accuracy import assert_close
+from subquad.suite.laws.accuracy import assert_close
 
 
 def kernels_equal_plain_pytorch(mixer: nn.Module, batch_size: int, choose: Callable[[str], None]) -> None:

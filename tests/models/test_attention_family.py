@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models import MODELS
-from models.abc_attention import ABCConfig, _running_total
-from models.attention import Attention, AttentionConfig
-from models.gla import GLAConfig
-from models.gsa import FUNCTIONS, GSAConfig
-from models.hgrn2 import HGRN2Config, LowerBounds
-from models.linear_attention import LinearAttentionConfig
-from models.parts.positions import Rotary
-from models.retnet import RetNetConfig
-from models.transformer import TransformerPPConfig
-from suite.contracts import TaskSpec
-from suite.laws import models as laws
-from suite.laws.accuracy import assert_close
+from subquad.models import MODELS
+from subquad.models.abc_attention import ABCConfig, _running_total
+from subquad.models.attention import Attention, AttentionConfig
+from subquad.models.gla import GLAConfig
+from subquad.models.gsa import FUNCTIONS, GSAConfig
+from subquad.models.hgrn2 import HGRN2Config, LowerBounds
+from subquad.models.linear_attention import LinearAttentionConfig
+from subquad.models.parts.positions import Rotary
+from subquad.models.retnet import RetNetConfig
+from subquad.models.transformer import TransformerPPConfig
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws import models as laws
+from subquad.suite.laws.accuracy import assert_close
 
 SPEC = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=64, vocab_size=16)
 PAPER_WIDTH = 2048
@@ -268,7 +268,7 @@ def test_under_autocast_operators_multiply_in_bfloat16_and_decay_in_float32(name
         seen.append([x.dtype for x in (q, k, v, *rest) if x is not None])
         return operator(q, k, v, *rest, **options)
 
-    model = next(c for c in CONFIGS if type(c).__module__ == f"models.{name}").build(SPEC)
+    model = next(c for c in CONFIGS if type(c).__module__ == f"subquad.models.{name}").build(SPEC)
     for mixer in model.mixers:
         mixer.operator = partial(record, mixer.operator)
     with torch.autocast("cpu", torch.bfloat16):

@@ -6,21 +6,21 @@ import pytest
 import torch
 from torch import nn
 
-from models import MODELS
-from models.attention import AttentionConfig
-from models.backbone import BackboneConfig
-from models.dss import DSSSoftmaxConfig
-from models.gsa import GSAConfig
-from models.hgrn2 import HGRN2Config
-from models.parts.layer import joined
-from models.parts.linear import ResidualLinear
-from models.parts.mixer import Mixer
-from models.parts.short_conv import BaseConv
-from models.parts.time_axis import LeftPadding
-from models.rwkv import FirstLayer
-from suite.contracts import TaskSpec
-from suite.laws.models import build
-from suite.state import tensors
+from subquad.models import MODELS
+from subquad.models.attention import AttentionConfig
+from subquad.models.backbone import BackboneConfig
+from subquad.models.dss import DSSSoftmaxConfig
+from subquad.models.gsa import GSAConfig
+from subquad.models.hgrn2 import HGRN2Config
+from subquad.models.parts.layer import joined
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.short_conv import BaseConv
+from subquad.models.parts.time_axis import LeftPadding
+from subquad.models.rwkv import FirstLayer
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws.models import build
+from subquad.suite.state import tensors
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)
 SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=32, channels=2)

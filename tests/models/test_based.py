@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import MODELS
-from models.based import TaylorFeatures
-from suite.laws.models import build
+from subquad.models import MODELS
+from subquad.models.based import TaylorFeatures
+from subquad.suite.laws.models import build
 
 
 @torch.no_grad()

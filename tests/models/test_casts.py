@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from models import MODELS
-from models.parts.casts import cast_once
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.models.parts.casts import cast_once
+from subquad.suite.contracts import TaskSpec
 
 CPU = torch.device("cpu")
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)

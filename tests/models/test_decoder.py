@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from models import MODELS
-from suite.contracts import TaskSpec
-from suite.laws.models import build, make_inputs
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws.models import build, make_inputs
 
 SPEC = TaskSpec(input="tokens", num_classes=16, readout="last", max_length=12, vocab_size=16)
 

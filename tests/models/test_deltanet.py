@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models import MODELS
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
 
 SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
 NAMES = ["deltanet", "gated-deltanet", "kda", "delta-product"]

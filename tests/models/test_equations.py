@@ -2,9 +2,9 @@
 
 import torch
 
-from kernels.gated_linear_attention import gated_linear_attention
-from kernels.gated_slot_attention import gated_slot_attention
-from kernels.ssm_kernel import ssm_kernel
+from subquad.kernels.gated_linear_attention import gated_linear_attention
+from subquad.kernels.gated_slot_attention import gated_slot_attention
+from subquad.kernels.ssm_kernel import ssm_kernel
 
 T, K, V, M, CHUNK = 24, 5, 3, 4, 8
 

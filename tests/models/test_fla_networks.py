@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models import MODELS
-from models.checkpoints import LAYOUTS, unload
-from suite.laws.models import build, make_inputs
+from subquad.models import MODELS
+from subquad.models.checkpoints import LAYOUTS, unload
+from subquad.suite.laws.models import build, make_inputs
 
 HEADS = 2
 

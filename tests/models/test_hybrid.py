@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import MODELS
-from models.attention import Attention
-from models.gss import GSS, GSSConfig
-from models.h3 import H3, H3Config
-from models.hgrn2 import HGRN2
-from models.hybrid import HybridConfig
-from models.mamba import S6, Mamba, MambaConfig
-from models.parts.short_conv import BaseConv
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.models.attention import Attention
+from subquad.models.gss import GSS, GSSConfig
+from subquad.models.h3 import H3, H3Config
+from subquad.models.hgrn2 import HGRN2
+from subquad.models.hybrid import HybridConfig
+from subquad.models.mamba import S6, Mamba, MambaConfig
+from subquad.models.parts.short_conv import BaseConv
+from subquad.suite.contracts import TaskSpec
 from tests.suite.toy import TASKS
 
 TOKENS = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
@@ -116,9 +116,9 @@ def test_attention_layers_that_cannot_be_are_refused(config, options, message):
 
 
 def test_a_grid_may_sweep_over_lists_of_layers_and_options_of_their_mixers():
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
 
     baseline = {
         "task": {"name": next(iter(TASKS))},

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from models.parts.initial import reset_taps, step_bias
+from subquad.models.parts.initial import reset_taps, step_bias
 
 
 @torch.no_grad()

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import MODELS
-from models.backbone import Backbone
-from suite.contracts import TaskSpec
-from suite.training.config import KernelProbe
-from suite.training.learned_kernels import kernel_rows, rank_correlation, spaced
+from subquad.models import MODELS
+from subquad.models.backbone import Backbone
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.training.config import KernelProbe
+from subquad.suite.training.learned_kernels import kernel_rows, rank_correlation, spaced
 
 LENGTH = 40
 OPTIONS = [

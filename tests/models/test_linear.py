@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from models.parts.linear import Linear, LinearMap, PartsMap, SplitLinear, Unbind, split_linear
-from suite.laws.accuracy import assert_matches_reference
+from subquad.models.parts.linear import Linear, LinearMap, PartsMap, SplitLinear, Unbind, split_linear
+from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

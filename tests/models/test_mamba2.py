@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from models import MODELS
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
 
 SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import models.mamba3
-from kernels.rotated_keys import rotated_keys
-from models import MODELS
-from models.parts.time_axis import LeftPadding
-from suite.laws.models import build
+from subquad.kernels.rotated_keys import rotated_keys
+from subquad.models import MODELS, mamba3
+from subquad.models.parts.time_axis import LeftPadding
+from subquad.suite.laws.models import build
 
 
 def normed(x, norm):
@@ -74,7 +73,7 @@ def test_keys_of_the_triton_kernels_give_the_same_layer(monkeypatch):
     u = torch.randn(3, 20, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
     padding, found = LeftPadding.of(torch.tensor([20, 1, 7]), 20), []
     for backend in ("torch", "triton"):
-        monkeypatch.setattr(models.mamba3, "rotated_keys", partial(rotated_keys, backend=backend))
+        monkeypatch.setattr(mamba3, "rotated_keys", partial(rotated_keys, backend=backend))
         y = mixer(u)
         gradients = torch.autograd.grad(y.square().sum(), [u, *mixer.parameters()])
         with torch.no_grad():

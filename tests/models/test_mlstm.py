@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from models import MODELS
-from suite.laws.models import build
+from subquad.models import MODELS
+from subquad.suite.laws.models import build
 
 
 def written_out(mixer, x):

@@ -8,12 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.backend import triton_missing
-from kernels.norm import norm as norm_operator
-from models import MODELS
-from models.parts import norms
-from models.parts.norms import HeadNorm, RMSNorm
-from suite.laws.models import build
+from subquad.kernels.backend import triton_missing
+from subquad.kernels.norm import norm as norm_operator
+from subquad.models import MODELS
+from subquad.models.parts import norms
+from subquad.models.parts.norms import HeadNorm, RMSNorm
+from subquad.suite.laws.models import build
 from tests.models.on_kernels import kernels_equal_plain_pytorch
 
 

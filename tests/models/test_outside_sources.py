@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import MODELS
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
 
 transformers = pytest.importorskip("transformers", reason="`transformers` is not installed; it is no dependency")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import MODELS
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
 
 GPT2, NEOX, BASES = 50257, 50280, 8
 """Vocabularies: of GPT-2, of GPT-NeoX padded to a multiple of 8 as in Mamba's released models, and of DNA."""

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from models import MODELS
-from models.parts.time_axis import take_positions
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.models.parts.time_axis import take_positions
+from subquad.suite.contracts import TaskSpec
 
 SPEC = TaskSpec("tokens", num_classes=3, readout="sequence", max_length=12, vocab_size=20)
 PAIR = replace(SPEC, towers=2)

@@ -7,12 +7,12 @@ import weakref
 import pytest
 import torch
 
-from models import MODELS, mamba
-from models.attention import AttentionConfig
-from models.gsa import GSAConfig
-from models.mamba import S6, MambaConfig
-from models.parts.recompute import Recomputing, at_once
-from suite.contracts import TaskSpec
+from subquad.models import MODELS, mamba
+from subquad.models.attention import AttentionConfig
+from subquad.models.gsa import GSAConfig
+from subquad.models.mamba import S6, MambaConfig
+from subquad.models.parts.recompute import Recomputing, at_once
+from subquad.suite.contracts import TaskSpec
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
 

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from kernels.backend import triton_missing
-from kernels.rwkv6_inputs import rwkv6_inputs
-from models import MODELS, rwkv6
-from suite.laws.models import build
+from subquad.kernels.backend import triton_missing
+from subquad.kernels.rwkv6_inputs import rwkv6_inputs
+from subquad.models import MODELS, rwkv6
+from subquad.suite.laws.models import build
 from tests.models.on_kernels import kernels_equal_plain_pytorch
 
 

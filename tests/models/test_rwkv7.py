@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from kernels.rwkv7_inputs import rwkv7_position
-from models import MODELS
-from suite.laws.models import build
+from subquad.kernels.rwkv7_inputs import rwkv7_position
+from subquad.models import MODELS
+from subquad.suite.laws.models import build
 
 
 def written_out(mixer, x):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cauchy import cauchy
-from models.parts.hippo import RANKS, diagonal_less_low_rank, low_rank, transition
-from models.s4 import MIN_DECAY, S4Config, S4Kernel
-from suite.contracts import TaskSpec
+from subquad.kernels.cauchy import cauchy
+from subquad.models.parts.hippo import RANKS, diagonal_less_low_rank, low_rank, transition
+from subquad.models.s4 import MIN_DECAY, S4Config, S4Kernel
+from subquad.suite.contracts import TaskSpec
 
 MEASURES = list(RANKS)
 every_measure = pytest.mark.parametrize("measure", MEASURES)
@@ -73,7 +73,7 @@ def test_hippo_legs_is_the_matrix_of_its_paper():
     np.testing.assert_allclose(A[2], [-(5**0.5), -(15**0.5), -3, 0])
     np.testing.assert_allclose(B, np.sqrt([1, 3, 5, 7]))
     # Lambda is Skew-Hippo, from which S4D-LegS and DSS start
-    from models.s4d import skew_hippo_frequencies
+    from subquad.models.s4d import skew_hippo_frequencies
 
     Lambda = diagonal_less_low_rank("legs", 16)[0]
     torch.testing.assert_close(Lambda.imag, skew_hippo_frequencies(16))
@@ -123,7 +123,7 @@ def test_filters_and_gradients_from_the_triton_kernels_are_near_those_of_float64
     weights = torch.randn(2, 3, 100, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     results = []
     for ssm, backend, piece in ((exact, "torch", None), (single, "triton", None), (single, "triton", 30)):
-        monkeypatch.setattr("models.s4.cauchy", partial(cauchy, backend=backend))
+        monkeypatch.setattr("subquad.models.s4.cauchy", partial(cauchy, backend=backend))
         leaves = [getattr(ssm, name) for name in ("log_dt", "log_A_real", "A_imag", "P", "B", "C")]
         filters = ssm._system().filters(ssm._maps(), 100, piece)
         results.append([filters, *torch.autograd.grad((filters * weights).sum(), leaves)])

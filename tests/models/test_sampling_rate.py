@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from models import MODELS
-from models.dss import DSS
-from models.s4d import DiagonalSSM
-from suite.contracts import TaskSpec
+from subquad.models import MODELS
+from subquad.models.dss import DSS
+from subquad.models.s4d import DiagonalSSM
+from subquad.suite.contracts import TaskSpec
 
 LENGTH = 2048
 SIGNAL = TaskSpec(input="signal", num_classes=4, readout="sequence", max_length=LENGTH, channels=1)

@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models import MODELS
-from models.attention import Attention
-from models.mamba import Mamba
-from models.parts.time_axis import LeftPadding
-from models.s4 import S4Kernel
-from models.sashimi import SashimiConfig, UNet
-from suite.contracts import TaskSpec
-from suite.state import tensors
+from subquad.models import MODELS
+from subquad.models.attention import Attention
+from subquad.models.mamba import Mamba
+from subquad.models.parts.time_axis import LeftPadding
+from subquad.models.s4 import S4Kernel
+from subquad.models.sashimi import SashimiConfig, UNet
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.state import tensors
 
 TOKENS = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
 SMALL = {"num_layers": 1, "d_model": 8, "pool": (3, 2)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from models import MODELS
-from suite.laws.models import build
+from subquad.models import MODELS
+from subquad.suite.laws.models import build
 
 
 def written_out(mixer, x):

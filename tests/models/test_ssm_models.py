@@ -8,17 +8,15 @@ from functools import partial
 import pytest
 import torch
 
-import models.dss
-import models.s4d
-from kernels.backend import record_operators
-from kernels.lti_ssm import lti_ssm, lti_ssm_step
-from kernels.selective_scan.reference import selective_scan_reference
-from models import MODELS
-from models.backbone import Backbone
-from models.h3 import Contraction, Outer
-from models.parts.linear import ResidualLinear
-from models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
-from suite.contracts import TaskSpec
+from subquad.kernels.backend import record_operators
+from subquad.kernels.lti_ssm import lti_ssm, lti_ssm_step
+from subquad.kernels.selective_scan.reference import selective_scan_reference
+from subquad.models import MODELS, dss, s4d
+from subquad.models.backbone import Backbone
+from subquad.models.h3 import Contraction, Outer
+from subquad.models.parts.linear import ResidualLinear
+from subquad.models.s4d import S4DConfig, initial_frequencies, skew_hippo_frequencies
+from subquad.suite.contracts import TaskSpec
 
 LENGTH = 40
 
@@ -62,7 +60,7 @@ def num_parameters(model: Backbone) -> int:
 def test_steps_of_the_kernel_equal_forward(name, options, monkeypatch):
     pytest.importorskip("triton")
     kernel = partial(lti_ssm_step, backend="triton")
-    for module in (models.s4d, models.dss):
+    for module in (s4d, dss):
         monkeypatch.setattr(module, "lti_ssm_step", kernel)
     model, inputs = build(name, dtype=torch.float32, **options), make_inputs()[:, :6]
     for module in model.modules():

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from reports.render.quotes import CommittedRows
-from suite.settings.config import find_experiments
+from subquad.reports.render.quotes import CommittedRows
+from subquad.suite.settings.config import find_experiments
 
 HOME = Path(__file__).resolve().parents[2]
 ROWS = CommittedRows(HOME / "results", find_experiments(HOME / "reports"))

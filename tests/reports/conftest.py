@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reports.render import Report, build
-from suite.settings.config import ExperimentConfig
+from subquad.reports.render import Report, build
+from subquad.suite.settings.config import ExperimentConfig
 from tests.reports.made import CLAIMS, EXPECTED, grid
 from tests.stored import frame_of
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import yaml
 
-from reports.render import Report
-from reports.render.judge import Cell
-from suite.options import parse
-from suite.settings.config import ExperimentConfig
+from subquad.reports.render import Report
+from subquad.reports.render.judge import Cell
+from subquad.suite.options import parse
+from subquad.suite.settings.config import ExperimentConfig
 
 GRID = """
 title: two-layer models on the synthetic languages

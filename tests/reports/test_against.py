@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.render import against, render
-from reports.render.against import interval
-from suite.store.comparison import ALPHA, holm, permutation_p, smallest_p
+from subquad.reports.render import against, render
+from subquad.reports.render.against import interval
+from subquad.suite.store.comparison import ALPHA, holm, permutation_p, smallest_p
 from tests.reports.made import cell, grid, make_run, note, swept, three
 
 FOUR = (0.90, 0.92, 0.94, 0.96)

@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
-from reports.render import Board
-from reports.render.board import NUMBERS, Crossover, folder_of, overview
-from reports.render.count import PAPERS
-from run_suite import REPOSITORY
-from suite.store import storage
+from subquad.reports.render import Board
+from subquad.reports.render.board import NUMBERS, Crossover, folder_of, overview
+from subquad.reports.render.count import PAPERS
+from subquad.run_suite import REPOSITORY
+from subquad.suite.store import storage
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from reports.render import render
-from reports.render.claims import _number as ratio
-from reports.render.count import CLAIMS, claims_text, count
-from reports.render.judge import Cell
+from subquad.reports.render import render
+from subquad.reports.render.claims import _number as ratio
+from subquad.reports.render.count import CLAIMS, claims_text, count
+from subquad.reports.render.judge import Cell
 from tests.reports.made import (
     make_run,
     three,

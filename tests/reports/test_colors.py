@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from models import MODELS
-from reports.render.figure import FAMILIES, colors_of
+from subquad.models import MODELS
+from subquad.reports.render.figure import FAMILIES, colors_of
 
 
 def test_a_model_has_the_same_colour_whatever_stands_beside_it():

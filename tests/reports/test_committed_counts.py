@@ -6,10 +6,10 @@ import csv
 
 import pytest
 
-from reports.render.count import count
-from reports.render.report import Report
-from run_suite import REPOSITORY
-from suite.commands.report import _board
+from subquad.reports.render.count import count
+from subquad.reports.render.report import Report
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands.report import _board
 from tests.reports.committed import HOME, ROWS
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from reports.render.claims import read_claims
-from reports.render.count import CELLS, PAPERS, REASONS, claims_text, count, headline, is_result, reasons
-from reports.render.judge import is_at_chance, of_another_device
-from reports.render.plan import Published, read_expected
-from suite.options import parse
-from suite.settings.config import find_experiments, load_experiment
-from suite.settings.report_spec import TableSpec
+from subquad.reports.render.claims import read_claims
+from subquad.reports.render.count import CELLS, PAPERS, REASONS, claims_text, count, headline, is_result, reasons
+from subquad.reports.render.judge import is_at_chance, of_another_device
+from subquad.reports.render.plan import Published, read_expected
+from subquad.suite.options import parse
+from subquad.suite.settings.config import find_experiments, load_experiment
+from subquad.suite.settings.report_spec import TableSpec
 from tests.reports.made import EXPECTED, GRID, cell, grid, make_run, three
 
 HOME = Path(__file__).resolve().parents[2]

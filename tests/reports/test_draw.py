@@ -8,8 +8,8 @@ import pytest
 import yaml
 from matplotlib.colors import to_hex
 
-from reports.render import render
-from reports.render.draw import draw
+from subquad.reports.render import render
+from subquad.reports.render.draw import draw
 from tests.reports.made import (
     EXPECTED,
     GRID,

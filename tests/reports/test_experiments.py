@@ -11,21 +11,21 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from models import MODELS
-from reports.render import build, render
-from reports.render.claims import check_claims, read_claims
-from reports.render.judge import Cell
-from reports.render.plan import make_plan, matches, read_expected
-from reports.render.selection import GridPoints
-from run_suite import WORKLOADS
-from suite.settings.config import find_experiments, load_experiment
-from suite.settings.grid import expand, lookup, points, same
-from suite.settings.resolver import Resolver
-from suite.store.storage import SCHEMA
-from tasks import TASKS
-from tasks.lra.image import CLASSES
-from tasks.lra.pathfinder import LEVEL
-from tasks.sc09 import DIGITS
+from subquad.models import MODELS
+from subquad.reports.render import build, render
+from subquad.reports.render.claims import check_claims, read_claims
+from subquad.reports.render.judge import Cell
+from subquad.reports.render.plan import make_plan, matches, read_expected
+from subquad.reports.render.selection import GridPoints
+from subquad.run_suite import WORKLOADS
+from subquad.suite.settings.config import find_experiments, load_experiment
+from subquad.suite.settings.grid import expand, lookup, points, same
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store.storage import SCHEMA
+from subquad.tasks import TASKS
+from subquad.tasks.lra.image import CLASSES
+from subquad.tasks.lra.pathfinder import LEVEL
+from subquad.tasks.sc09 import DIGITS
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 EXPERIMENTS = find_experiments(REPORTS)

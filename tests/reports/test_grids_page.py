@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from suite.store import storage
+from subquad.suite.store import storage
 
 HOME = Path(__file__).resolve().parents[2]
 PROBES = HOME / "results" / "reference" / "probes"

@@ -5,8 +5,8 @@ import itertools
 import pandas as pd
 import pytest
 
-from reports.render import grouped, render
-from suite.store.storage import SCHEMA
+from subquad.reports.render import grouped, render
+from subquad.suite.store.storage import SCHEMA
 from tests.reports.made import grid, make_run
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from reports.render import render
-from reports.render.draw import draw
-from reports.render.judge import Sensitivity, judge
-from reports.render.layout import grids
-from reports.render.plan import Published
-from suite.settings.report_spec import Select
+from subquad.reports.render import render
+from subquad.reports.render.draw import draw
+from subquad.reports.render.judge import Sensitivity, judge
+from subquad.reports.render.layout import grids
+from subquad.reports.render.plan import Published
+from subquad.suite.settings.report_spec import Select
 from tests.reports.made import (
     EXPECTED,
     GRID,

@@ -9,14 +9,14 @@ import subprocess
 import pandas as pd
 import pytest
 
-from reports.render import Document, build, render
-from reports.render.document import Grid
-from reports.render.layout import document
-from reports.render.printing import terminal, tex
-from run_suite import REPOSITORY
-from suite.options import parse
-from suite.settings.config import ExperimentConfig
-from suite.store import storage
+from subquad.reports.render import Document, build, render
+from subquad.reports.render.document import Grid
+from subquad.reports.render.layout import document
+from subquad.reports.render.printing import terminal, tex
+from subquad.run_suite import REPOSITORY
+from subquad.suite.options import parse
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.store import storage
 
 
 def committed(name: str) -> Document:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import MODELS
-from run_suite import WORKLOADS
-from suite.settings.config import load_experiment
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.run_suite import WORKLOADS
+from subquad.suite.settings.config import load_experiment
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.tasks import TASKS
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 NO_MIXERS = {"transformer++", "pythia", "hybrid", "sashimi", "dss-softmax", "dss-exp-no-scale"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from reports.render import Report, build, render
-from reports.render.draw import draw
-from suite.options import parse
-from suite.settings.config import ExperimentConfig
-from suite.settings.report_spec import FigureSpec
+from subquad.reports.render import Report, build, render
+from subquad.reports.render.draw import draw
+from subquad.suite.options import parse
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.report_spec import FigureSpec
 from tests.reports.made import PROVENANCE
 from tests.stored import frame_of
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from reports.render import Board, build, render
-from reports.render.board import health
-from reports.render.page import page, page_data
-from run_suite import REPOSITORY
-from suite.commands.planning import resolved_runs
-from suite.store import storage
+from subquad.reports.render import Board, build, render
+from subquad.reports.render.board import health
+from subquad.reports.render.page import page, page_data
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands.planning import resolved_runs
+from subquad.suite.store import storage
 from tests.reports.browser import needs_browser, visited
 
 READER = """

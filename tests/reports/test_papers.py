@@ -10,18 +10,18 @@ import pandas as pd
 import pytest
 import yaml
 
-from models import MODELS
-from reports.render import Board, build, read_papers, render
-from reports.render.board import NUMBERS, overview
-from reports.render.plan import read_expected
-from run_suite import REPOSITORY, WORKLOADS
-from suite.commands import main
-from suite.options import parse
-from suite.settings.config import ExperimentConfig, find_experiments, load_experiment
-from suite.settings.grid import expand, points
-from suite.settings.resolver import Resolver
-from suite.store.storage import SCHEMA
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.reports.render import Board, build, read_papers, render
+from subquad.reports.render.board import NUMBERS, overview
+from subquad.reports.render.plan import read_expected
+from subquad.run_suite import REPOSITORY, WORKLOADS
+from subquad.suite.commands import main
+from subquad.suite.options import parse
+from subquad.suite.settings.config import ExperimentConfig, find_experiments, load_experiment
+from subquad.suite.settings.grid import expand, points
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store.storage import SCHEMA
+from subquad.tasks import TASKS
 from tests.reports.committed import ROWS
 
 HOME = Path(__file__).resolve().parents[2]

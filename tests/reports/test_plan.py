@@ -9,9 +9,9 @@ import re
 import pytest
 import yaml
 
-from reports.render.plan import read_expected
-from suite.identity import setting_of
-from suite.settings.grid import points
+from subquad.reports.render.plan import read_expected
+from subquad.suite.identity import setting_of
+from subquad.suite.settings.grid import points
 from tests.reports.made import (
     EXPECTED,
     GRID,

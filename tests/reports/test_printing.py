@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from reports.render import build, render
-from reports.render.document import amount, fixed
+from subquad.reports.render import build, render
+from subquad.reports.render.document import amount, fixed
 from tests.reports.made import (
     GRID,
     cell,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from reports.render import quotes as module
-from reports.render.quotes import (
+from subquad.reports.render import quotes as module
+from subquad.reports.render.quotes import (
     CODE,
     NUMBER,
     QUOTE,

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from models import MODELS
-from reports.render import Report, read_papers
-from reports.render.quotes import LINE, rewritten
-from suite.options import parse
-from suite.settings.config import ExperimentConfig, find_experiments
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store import storage
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.reports.render import Report, read_papers
+from subquad.reports.render.quotes import LINE, rewritten
+from subquad.suite.options import parse
+from subquad.suite.settings.config import ExperimentConfig, find_experiments
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import storage
+from subquad.tasks import TASKS
 from tests.reports.committed import ROWS
 
 HOME = Path(__file__).resolve().parents[2]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from reports.render import render
-from reports.render.layout import grids
+from subquad.reports.render import render
+from subquad.reports.render.layout import grids
 from tests.reports.made import (
     GRID,
     SELECT,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from reports.render import build, render
-from reports.render.plan import matches, slice_part
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import same
-from suite.settings.report_spec import Select
+from subquad.reports.render import build, render
+from subquad.reports.render.plan import matches, slice_part
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import same
+from subquad.suite.settings.report_spec import Select
 from tests.reports.made import (
     CLAIMS,
     EXPECTED,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reports.render import history, render
-from suite.bench.cases import Case
-from suite.bench.compare import Comparison
-from suite.bench.run import Rows, Timing, Verdict
-from suite.store import storage
+from subquad.reports.render import history, render
+from subquad.suite.bench.cases import Case
+from subquad.suite.bench.compare import Comparison
+from subquad.suite.bench.run import Rows, Timing, Verdict
+from subquad.suite.store import storage
 
 CASE = Case("causal_conv1d", "triton", (("B", 8), ("T", 64), ("memory", "channel-first")), "bfloat16", True)
 PEER = Case("causal_conv1d", "causal-conv1d", CASE.shape, "bfloat16", True)

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from reports.render import build, render
-from reports.render.board import crossovers
-from reports.render.draw import draw
-from reports.render.plan import plain_table
-from run_suite import REPOSITORY
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import points
-from suite.store import storage
+from subquad.reports.render import build, render
+from subquad.reports.render.board import crossovers
+from subquad.reports.render.draw import draw
+from subquad.reports.render.plan import plain_table
+from subquad.run_suite import REPOSITORY
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import points
+from subquad.suite.store import storage
 from tests.stored import frame_of
 
 LENGTHS = (512, 1024, 2048)

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from run_suite import REPOSITORY
-from suite.commands import main
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands import main
 
 
 class Done(NamedTuple):

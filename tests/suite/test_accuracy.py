@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
+from subquad.suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
 
 
 def product(x, w):

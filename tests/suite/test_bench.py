@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import OPERATORS
-from kernels.causal_conv1d.workloads import WORKLOAD
-from kernels.workload import Cost, Implementation
-from run_suite import REPOSITORY
-from suite.bench import measure
-from suite.bench.cases import Case, cases, label
-from suite.bench.run import time_cases
-from suite.bench.worker import ChildError, Worker
-from suite.store import storage
+from subquad.kernels import OPERATORS
+from subquad.kernels.causal_conv1d.workloads import WORKLOAD
+from subquad.kernels.workload import Cost, Implementation
+from subquad.run_suite import REPOSITORY
+from subquad.suite.bench import measure
+from subquad.suite.bench.cases import Case, cases, label
+from subquad.suite.bench.run import time_cases
+from subquad.suite.bench.worker import ChildError, Worker
+from subquad.suite.store import storage
 from tests.suite import toy_operators
 
 HOME = Path(__file__).resolve().parents[2]

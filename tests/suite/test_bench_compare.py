@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from suite.bench.compare import SIDES, compare, rounds
+from subquad.suite.bench.compare import SIDES, compare, rounds
 
 
 class Device:

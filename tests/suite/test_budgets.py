@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from suite.bench import budgets
-from suite.bench.budgets import Collection, check, collect, digests, update
-from suite.bench.disassembly import Figures, misdescribed, of_sass, unwritten
+from subquad.suite.bench import budgets
+from subquad.suite.bench.budgets import Collection, check, collect, digests, update
+from subquad.suite.bench.disassembly import Figures, misdescribed, of_sass, unwritten
 
 triton = pytest.importorskip("triton")
 
@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.workload import Implementation, Workload, normal
+from subquad.kernels.workload import Implementation, Workload, normal
 
 
 @triton.jit

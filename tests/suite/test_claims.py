@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from suite.store.claims import Claims, claim_path, find_claims, read_claim, sweep
+from subquad.suite.store.claims import Claims, claim_path, find_claims, read_claim, sweep
+from tests.processes import with_subquad
 from tests.suite.toy import make_run
 
 
@@ -126,7 +127,7 @@ def test_a_claim_that_is_released_while_it_is_renewed_does_not_come_back(tmp_pat
         path.write_text(text)
         renewed.set()
 
-    monkeypatch.setattr("suite.store.claims.renew", renew)
+    monkeypatch.setattr("subquad.suite.store.claims.renew", renew)
     with Claims(tmp_path, expiry_s=0.4) as claims:
         claims.take(run)
         assert renewed.wait(10)
@@ -137,10 +138,10 @@ def test_a_claim_that_is_released_while_it_is_renewed_does_not_come_back(tmp_pat
 def test_a_claim_of_a_killed_process_of_this_machine_is_taken_over_at_once(tmp_path, run):
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from suite.store.claims import Claims; from tests.suite.toy import make_run\n"
+        "from subquad.suite.store.claims import Claims; from tests.suite.toy import make_run\n"
         "Claims(Path(sys.argv[1])).take(make_run()); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=with_subquad() | {"OMP_NUM_THREADS": "1"})
     path = path_of(run, tmp_path)
     assert not read_claim(path).live
     assert Claims(tmp_path).take(run) is None

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from run_suite import REPOSITORY
-from suite.commands import main
-from suite.identity import identity
-from suite.store import claims, endings, storage, target
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands import main
+from subquad.suite.identity import identity
+from subquad.suite.store import claims, endings, storage, target
+from tests.processes import with_subquad
 from tests.stored import store
 
 HOME = Path(__file__).resolve().parents[2]
@@ -50,7 +51,9 @@ def test_help_and_list_do_not_import_torch(arguments):
         "    assert not end.code, end.code\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -67,13 +70,15 @@ def test_faults_that_are_known_without_torch_are_reported_without_it():
         ["quickstart", "--executor", "x"],
     ]
     code = (
-        "import sys\nfrom run_suite import REPOSITORY, commands\n"
+        "import sys\nfrom subquad.run_suite import REPOSITORY, commands\n"
         f"for call in {calls!r}:\n"
         "    try:\n        commands.main(REPOSITORY, ['run', *call])\n"
         "    except SystemExit as end:\n        assert end.code == 2\n"
         "    assert 'torch' not in sys.modules, call\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == len(calls)
 
@@ -185,10 +190,8 @@ def test_a_locale_without_utf8_changes_nothing(tmp_path):
 
 
 def test_in_python_a_locale_without_utf8_is_an_error_that_says_what_to_do():
-    code = (
-        "from run_suite import results\ntry:\n    results('quickstart')\nexcept ValueError as error:\n    print(error)"
-    )
-    environment = {**os.environ, **ASCII}
+    code = "from subquad import results\ntry:\n    results('quickstart')\nexcept ValueError as error:\n    print(error)"
+    environment = with_subquad() | ASCII
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60, env=environment
     )
@@ -198,10 +201,10 @@ def test_in_python_a_locale_without_utf8_is_an_error_that_says_what_to_do():
 
 
 def test_a_shell_completes_the_names_of_experiments():
-    code = "import sys; sys.argv = ['subquad']; import run_suite; run_suite.main()"
+    code = "import sys; sys.argv = ['subquad']; from subquad import run_suite; run_suite.main()"
     asked = {"_SUBQUAD_COMPLETE": "complete_bash", "COMP_WORDS": "subquad run h3/table1", "COMP_CWORD": "2"}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=HOME, timeout=60, env={**os.environ, **asked})
+    done = subprocess.run(command, capture_output=True, text=True, cwd=HOME, timeout=60, env=with_subquad() | asked)
     assert "h3/table12" in done.stdout.splitlines()
 
 
@@ -294,7 +297,7 @@ def test_a_plan_needs_no_data_and_says_how_long_it_takes(command_line, tmp_path,
 def test_an_interruption_while_torch_is_imported_raises_nothing():
     code = (
         "import signal, sys, types\n"
-        "from suite import commands\n"
+        "from subquad.suite import commands\n"
         "sys.modules['torch'] = types.ModuleType('torch')\n"
         "sys.modules['torch'].__spec__ = types.SimpleNamespace(_initializing=True)\n"
         "def app(**options):\n"
@@ -303,7 +306,9 @@ def test_an_interruption_while_torch_is_imported_raises_nothing():
         "commands.app = app\n"
         "commands.main(None)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

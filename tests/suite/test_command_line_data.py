@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import with_subquad
+
 HOME = Path(__file__).resolve().parents[2]
 
 
@@ -50,7 +52,7 @@ def test_list_names_every_source_without_torch(call):
     assert hub[1:5] == ["lra-text", "20,979,968 + 20,470,363", "db47d16b5c29 + b52e26e2f872", "no"]
     assert table["lra-release"][3] == "unknown, recorded on first download"
     code = "import sys, tasks.data; assert not {'torch', 'pandas', 'requests', 'datasets'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=HOME, check=True)
+    subprocess.run([sys.executable, "-c", code], cwd=HOME, env=with_subquad(), check=True)
 
 
 def test_prepare_verify_and_run_from_an_archive(call, reviews, tmp_path):

@@ -6,18 +6,18 @@ import math
 import pytest
 import torch
 
-from models import MODELS
-from suite.runner import execute
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store import endings, storage
-from suite.training.weights import load_model
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.suite.runner import execute
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import endings, storage
+from subquad.suite.training.weights import load_model
+from subquad.tasks import TASKS
 
 pytest.importorskip("lm_eval", reason="`lm_eval` is not installed (extra `eval`)")
 
-from suite.harness import Answers
+from subquad.suite.harness import Answers
 
 CPU = torch.device("cpu")
 TEXT = "abcdefgh "
@@ -113,7 +113,7 @@ def test_a_prompt_keeps_half_of_the_positions_where_more_tokens_are_asked_for(ke
         prompts.append((prompt.shape[1], count))
         return torch.full((1, count), ord("a"))
 
-    monkeypatch.setattr("suite.harness.generate", generate)
+    monkeypatch.setattr("subquad.suite.harness.generate", generate)
     answers.greedy(TEXT * 9, [], 256)
     answers.greedy(TEXT * 9, [], 4)
     assert prompts == [(16, 17), (28, 4)]

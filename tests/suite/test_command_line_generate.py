@@ -5,16 +5,16 @@ import json
 import pytest
 import torch
 
-from models import MODELS
-from suite.generate import generate
-from suite.runner import execute
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store.weights import save_weights
-from suite.training.trainer import Trainer
-from suite.training.weights import load_model
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.suite.generate import generate
+from subquad.suite.runner import execute
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store.weights import save_weights
+from subquad.suite.training.trainer import Trainer
+from subquad.suite.training.weights import load_model
+from subquad.tasks import TASKS
 
 CPU = torch.device("cpu")
 

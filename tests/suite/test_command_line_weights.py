@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
-from models import MODELS
-from models.checkpoints import LAYOUTS, layout_of, load, unload
-from suite.contracts import TaskSpec
-from suite.settings.resolver import Resolver
-from suite.training.weights import load_model
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.models.checkpoints import LAYOUTS, layout_of, load, unload
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.training.weights import load_model
+from subquad.tasks import TASKS
 
 safetensors = pytest.importorskip("safetensors.torch", reason="`safetensors` is not installed (extra `weights`)")
 

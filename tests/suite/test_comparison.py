@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from run_suite import REPOSITORY
-from suite.store import storage
-from suite.store.comparison import collect, compare, permutation_p
-from suite.store.noise import error_of_median
+from subquad.run_suite import REPOSITORY
+from subquad.suite.store import storage
+from subquad.suite.store.comparison import collect, compare, permutation_p
+from subquad.suite.store.noise import error_of_median
 from tests.stored import store
 
 LOW, HIGH = [0.5, 0.52, 0.48, 0.51], [0.9, 0.88, 0.91, 0.93]

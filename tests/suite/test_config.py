@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from models import MODELS
-from suite.options import alternatives, parse, seeds_in
-from suite.settings.config import ExperimentConfig, load_experiment
-from suite.settings.grid import expand, lookup, same
-from suite.training.config import TrainConfig
+from subquad.models import MODELS
+from subquad.suite.options import alternatives, parse, seeds_in
+from subquad.suite.settings.config import ExperimentConfig, load_experiment
+from subquad.suite.settings.grid import expand, lookup, same
+from subquad.suite.training.config import TrainConfig
 from tests.suite.toy import RESOLVER, ToyConfig, make_run
 
 GRID = {

@@ -9,17 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 
-from reports import render
-from run_suite import HOME
-from suite.commands.evaluate import _measured
-from suite.identity import identity
-from suite.metrics import METRICS, domain_of
-from suite.runs import Outcome
-from suite.settings.config import load_experiment
-from suite.store import documents, endings, storage
-from suite.store.comparison import collect, compare
-from suite.store.rows import Selection, write_json
-from suite.store.verify import quarantine, verify
+from subquad.reports import render
+from subquad.run_suite import HOME
+from subquad.suite.commands.evaluate import _measured
+from subquad.suite.identity import identity
+from subquad.suite.metrics import METRICS, domain_of
+from subquad.suite.runs import Outcome
+from subquad.suite.settings.config import load_experiment
+from subquad.suite.store import documents, endings, storage
+from subquad.suite.store.comparison import collect, compare
+from subquad.suite.store.rows import Selection, write_json
+from subquad.suite.store.verify import quarantine, verify
 from tests.stored import made, store
 from tests.suite.test_fuzz import cases, fuzz
 

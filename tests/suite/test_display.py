@@ -4,9 +4,9 @@ import io
 
 from rich.console import Console
 
-from suite.display import GridDisplay, Labels
-from suite.runner import Finished
-from suite.settings.grid import expand
+from subquad.suite.display import GridDisplay, Labels
+from subquad.suite.runner import Finished
+from subquad.suite.settings.grid import expand
 from tests.suite.test_config import grid
 from tests.suite.toy import RESOLVER
 

@@ -7,9 +7,9 @@ import pytest
 import typer
 import yaml
 
-from run_suite import HOME
-from suite.commands import app
-from suite.settings.config import find_experiments
+from subquad.run_suite import HOME
+from subquad.suite.commands import app
+from subquad.suite.settings.config import find_experiments
 from tests.reports.test_readme import documents
 
 GROUP = typer.main.get_command(app)

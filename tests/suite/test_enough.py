@@ -2,10 +2,10 @@
 
 import torch
 
-from suite.executors.local import run_all
-from suite.settings.report_spec import Select
-from suite.store.enough import Enough
-from suite.store.status import standings, summary
+from subquad.suite.executors.local import run_all
+from subquad.suite.settings.report_spec import Select
+from subquad.suite.store.enough import Enough
+from subquad.suite.store.status import standings, summary
 from tests.stored import store
 from tests.suite.test_workers import Recording
 from tests.suite.toy import make_run

@@ -5,8 +5,8 @@ import zlib
 import pyarrow.parquet as pq
 import pytest
 
-from suite.store import documents, endings, storage
-from suite.store.estimate import estimate
+from subquad.suite.store import documents, endings, storage
+from subquad.suite.store.estimate import estimate
 from tests.stored import store as store_rows
 from tests.suite.toy import make_run
 

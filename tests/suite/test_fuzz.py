@@ -18,24 +18,24 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from models import MODELS
-from run_suite import HOME
-from suite.bench.config import BenchConfig, SpeedConfig
-from suite.contracts import TaskSpec
-from suite.options import parse, wanted_by
-from suite.runner import execute
-from suite.settings.config import ExperimentConfig, load_experiment
-from suite.settings.grid import expand
-from suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
-from suite.settings.resolver import Resolver
-from suite.store import storage
-from suite.store.claims import read_claim
-from suite.store.weights import save_weights
-from suite.training.config import EarlyStop, KernelProbe, Stage, TrainConfig
-from suite.training.trainer import Trainer
-from suite.training.weights import load_model
-from tasks import TASKS
-from tasks.data.unpack import unpack
+from subquad.models import MODELS
+from subquad.run_suite import HOME
+from subquad.suite.bench.config import BenchConfig, SpeedConfig
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.options import parse, wanted_by
+from subquad.suite.runner import execute
+from subquad.suite.settings.config import ExperimentConfig, load_experiment
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import storage
+from subquad.suite.store.claims import read_claim
+from subquad.suite.store.weights import save_weights
+from subquad.suite.training.config import EarlyStop, KernelProbe, Stage, TrainConfig
+from subquad.suite.training.trainer import Trainer
+from subquad.suite.training.weights import load_model
+from subquad.tasks import TASKS
+from subquad.tasks.data.unpack import unpack
 from tests.suite.toy import RESOLVER, make_run
 
 CPU = torch.device("cpu")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from models import MODELS
-from suite.contracts import TaskSpec
-from suite.generate import Decoder, Sampling, generate, lengths_until
-from suite.state import tensors
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.generate import Decoder, Sampling, generate, lengths_until
+from subquad.suite.state import tensors
 
 CPU = torch.device("cpu")
 SPEC = TaskSpec(input="tokens", num_classes=12, readout="token", max_length=24, vocab_size=12)

@@ -6,8 +6,8 @@ The rules are those of the models of the hub in lm-evaluation-harness, which nee
 import pytest
 import torch
 
-from suite.generate import Sampling, end_of_stop
-from suite.harness import Answers, asked
+from subquad.suite.generate import Sampling, end_of_stop
+from subquad.suite.harness import Answers, asked
 
 CPU = torch.device("cpu")
 WORDS = ["<|endoftext|>", *"abcdefgh \n", " a", " ab", "cd", "ef"]

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from models import MODELS
-from suite.contracts import TaskSpec
-from suite.runner import execute, missing_bases
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.store.weights import find_weights, mark, save_weights
-from suite.training.trainer import Trainer
-from suite.training.weights import load_model, take_weights
+from subquad.models import MODELS
+from subquad.suite.contracts import TaskSpec
+from subquad.suite.runner import execute, missing_bases
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.store.weights import find_weights, mark, save_weights
+from subquad.suite.training.trainer import Trainer
+from subquad.suite.training.weights import load_model, take_weights
 from tests.suite.toy import RESOLVER, make_run
 
 CPU = torch.device("cpu")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-import suite.bench.run
-from suite.bench.base import HOME, Base, base_of
-from suite.bench.run import Verdict
-from suite.store import storage
+from subquad.suite.bench import run as bench_run
+from subquad.suite.bench.base import HOME, Base, base_of
+from subquad.suite.bench.run import Verdict
+from subquad.suite.store import storage
 
 pytest.importorskip("triton")
 
@@ -151,7 +151,7 @@ def test_a_gate_that_can_compare_nothing_fails(repository, command_line, monkeyp
     def nothing(wanted, *arguments, **options):
         return [Verdict(case, None, "n/a: no GPU", "n/a: no GPU") for case in wanted]
 
-    monkeypatch.setattr(suite.bench.run, "compare_trees", nothing)
+    monkeypatch.setattr(bench_run, "compare_trees", nothing)
     plugin = repository / "bench" / "operators.py"
     done = command_line("bench", "--plugin", plugin, "--compare", "main", "--results", tmp_path)
     assert done.returncode == 2
@@ -161,7 +161,7 @@ def test_a_gate_that_can_compare_nothing_fails(repository, command_line, monkeyp
 
 def test_an_operator_and_its_workload_have_one_name(tmp_path, command_line):
     plugin = tmp_path / "misnamed_operators.py"
-    plugin.write_text("from kernels.norm.workloads import WORKLOAD\nOPERATORS = {'mine': WORKLOAD}\n")
+    plugin.write_text("from subquad.kernels.norm.workloads import WORKLOAD\nOPERATORS = {'mine': WORKLOAD}\n")
     done = command_line("bench", "--plugin", plugin)
     assert done.returncode == 2
     assert "'mine' has a workload of op='norm'" in done.stderr

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.executors.contract import Settings, choose
-from suite.executors.local import run_all
-from suite.executors.processes import children
-from suite.store import endings, storage
-from suite.store.claims import find_claims
+from subquad.suite.executors.contract import Settings, choose
+from subquad.suite.executors.local import run_all
+from subquad.suite.executors.processes import children
+from subquad.suite.store import endings, storage
+from subquad.suite.store.claims import find_claims
+from tests.processes import with_subquad
 from tests.suite.test_workers import Recording, servers, values
 from tests.suite.toy import make_run
 
@@ -53,7 +54,7 @@ class Parent:
 
     def keep(self):
         if self.process is None or self.process.poll() is not None:
-            environment = {**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"}
+            environment = with_subquad(HOME) | {"OMP_NUM_THREADS": "1"}
             self.process = subprocess.Popen(
                 [sys.executable, "-c", self.code], cwd=HOME, env=environment, stdout=self.log, stderr=self.log
             )

@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 
-from models import MODELS
-from suite.runner import execute
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store import storage
-from suite.training.trainer import Trainer
+from subquad.models import MODELS
+from subquad.suite.runner import execute
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import storage
+from subquad.suite.training.trainer import Trainer
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")

@@ -5,13 +5,13 @@ import functools
 import pytest
 import torch
 
-from models import MODELS
-from suite.registry import Entry, Registry
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.training.data import FreshOrder, StagedOrder
-from suite.training.trainer import Trainer
+from subquad.models import MODELS
+from subquad.suite.registry import Entry, Registry
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.training.data import FreshOrder, StagedOrder
+from subquad.suite.training.trainer import Trainer
 from tests.suite.toy import TASKS as TOYS
 from tests.suite.toy import Parity
 
@@ -194,7 +194,7 @@ def test_what_a_task_cannot_do_at_a_length_is_the_tasks_own_error():
             "train": {"steps": 1, "length_warmup": [{"length": 4, "steps": 1}]},
         },
     )
-    from tasks import TASKS as REAL
+    from subquad.tasks import TASKS as REAL
 
     with pytest.raises(ValueError, match=r"length_warmup: length 4: mqar: .* needs length >= 256"):
         expand("stages/test", config, Resolver(REAL, MODELS))
@@ -206,9 +206,9 @@ def test_a_schedule_in_epochs_goes_with_no_stages():
 
 
 def test_a_task_whose_rows_have_one_length_has_no_stages():
-    from suite.training.config import Stage, TrainConfig
-    from suite.training.run import stage_of
-    from tasks.lra.image import LRAImage
+    from subquad.suite.training.config import Stage, TrainConfig
+    from subquad.suite.training.run import stage_of
+    from subquad.tasks.lra.image import LRAImage
 
     with pytest.raises(ValueError, match="no option `length`; leave the stages out"):
         stage_of(LRAImage(), TrainConfig(steps=1), Stage(length=4, steps=1))

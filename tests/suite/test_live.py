@@ -9,10 +9,10 @@ import types
 import pytest
 import torch
 
-from suite.runner import execute
-from suite.runs import Progress
-from suite.store import storage
-from suite.training import live
+from subquad.suite.runner import execute
+from subquad.suite.runs import Progress
+from subquad.suite.store import storage
+from subquad.suite.training import live
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from run_suite import load, results, run
-from suite.store import storage
+from subquad import load, results, run
+from subquad.suite.store import storage
 from tests.stored import store
 
 HOME = Path(__file__).resolve().parents[2]

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from pydantic import Field, ValidationError
 
-from models import MODELS
-from suite import options
-from suite.bench.config import BenchConfig, SpeedConfig
-from suite.options import Config, assignment, parse, read_yaml, wanted_by
-from suite.settings.config import ExperimentConfig, load_experiment
-from suite.settings.grid import expand
-from suite.training.config import TrainConfig
-from tasks import TASKS
+from subquad.models import MODELS
+from subquad.suite import options
+from subquad.suite.bench.config import BenchConfig, SpeedConfig
+from subquad.suite.options import Config, assignment, parse, read_yaml, wanted_by
+from subquad.suite.settings.config import ExperimentConfig, load_experiment
+from subquad.suite.settings.grid import expand
+from subquad.suite.training.config import TrainConfig
+from subquad.tasks import TASKS
 from tests.suite.toy import RESOLVER, make_run
 
 CONFIGS = {

@@ -1,4 +1,4 @@
-"""Installations: a wheel brings grids and rows under names of its own, an editable one points at the checkout."""
+"""Installations: a wheel brings grids and rows in one package, an editable one points at the checkout."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from run_suite import HOME
+from subquad.run_suite import HOME
 
 LISTED = ("run_suite.py", "pyproject.toml", "README.md", "LICENSE", "suite", "tasks", "models", "kernels", "reports")
 ROWS = "results/reference/h3/table2"
@@ -41,17 +41,22 @@ def pip(*arguments, cwd):
 
 
 @pytest.mark.slow
-def test_a_wheel_works_anywhere_under_names_of_its_own(source, tmp_path):
+def test_a_wheel_works_beside_modules_of_its_folders_names(source, tmp_path):
     pip("wheel", ".", "--no-build-isolation", "-w", tmp_path, cwd=source)
     (wheel,) = tmp_path.glob("*.whl")
     site, work = tmp_path / "site", tmp_path / "work"
     pip("install", wheel, "--target", site, cwd=tmp_path)
-    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} <= {
-        *("run_suite.py", "subquad-home", "bin", "__pycache__")
-    }
-    # a user's own folder of such a name neither hides ours nor is hidden before ours is imported
-    (work / "models").mkdir(parents=True)
-    (work / "models" / "__init__.py").touch()
+    assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} <= {"subquad", "bin"}
+    # modules of a user that have the names of our folders, and a plugin that imports them
+    for name in ("suite", "tasks", "models", "kernels", "reports"):
+        (work / name).mkdir(parents=True)
+        (work / name / "__init__.py").write_text(f"OWNER = 'user of {name}'\n")
+    (work / "plugin.py").write_text(
+        "import kernels, models, reports, suite, tasks\n"
+        "from subquad.models.gla import GLAConfig\n"
+        "assert all('user' in module.OWNER for module in (kernels, models, reports, suite, tasks))\n"
+        "MODELS = {'mine': GLAConfig}\n"
+    )
 
     def call(*arguments):
         environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
@@ -60,19 +65,19 @@ def test_a_wheel_works_anywhere_under_names_of_its_own(source, tmp_path):
 
     few = ("train.steps=2", "train.eval_every=2", "train.batch_size=4", "task.num_train=8", "task.num_test=8")
     settings = [word for setting in few for word in ("--set", setting)]
-    only = ("--only", "model.name=gla", "--only", "model.d_model=8")
+    only = ("--only", "model.name=gla", "--only", "model.d_model=8", "--plugin", "plugin.py")
     ran = call(site / "bin" / "subquad", "run", "quickstart", *only, *settings, "--device", "cpu")
     assert ran.returncode == 0, ran.stderr
     assert "paper" in call(site / "bin" / "subquad", "report", "h3/table2").stdout
     code = (
-        "import json, run_suite, suite\n"
-        "rows = run_suite.results('quickstart')\n"
-        "print(json.dumps([suite.__file__, rows['commit'][0], bool(rows['dirty'][0])]))"
+        "import json, subquad.suite\n"
+        "rows = subquad.results('quickstart')\n"
+        "print(json.dumps([subquad.suite.__file__, rows['commit'][0], bool(rows['dirty'][0])]))"
     )
     done = call("-c", code)
     assert done.returncode == 0, done.stderr
     file, commit, dirty = json.loads(done.stdout)
-    assert Path(file).is_relative_to(site / "subquad-home")
+    assert Path(file).is_relative_to(site / "subquad")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True).stdout.strip()
     assert (commit, dirty) == (head, False)
 
@@ -86,14 +91,15 @@ def test_an_editable_installation_points_at_the_checkout(source, tmp_path):
     with zipfile.ZipFile(wheel) as file:
         names = file.namelist()
         (finder,) = (name for name in names if name.endswith("_finder.py"))
-        assert str(source / "models") in file.read(finder).decode()
-    assert not any(name.startswith("subquad-home") for name in names)
+        assert str(source / "suite" / "package" / "subquad") in file.read(finder).decode()
+    assert not any(name.startswith("subquad/") for name in names)
 
 
 @pytest.mark.slow
 def test_a_wheel_without_grids_is_refused(source, tmp_path):
-    for name in ("pyproject.toml", "README.md", "LICENSE", "run_suite.py", "suite/__init__.py", "suite/packaging.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    package = ("suite/__init__.py", "suite/packaging.py", "suite/package/subquad/__init__.py")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "run_suite.py", *package):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes((source / name).read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", ".", "--no-build-isolation", "--no-deps", "--no-index"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from suite.executors import local, packing
-from suite.executors.local import run_all
-from suite.executors.packing import MOST, SETTLED, Load, Room, multi_process_service
-from suite.executors.workers import kind_of
-from suite.store import storage
+from subquad.suite.executors import local, packing
+from subquad.suite.executors.local import run_all
+from subquad.suite.executors.packing import MOST, SETTLED, Load, Room, multi_process_service
+from subquad.suite.executors.workers import kind_of
+from subquad.suite.store import storage
 from tests.suite.test_workers import Recording, ending
 from tests.suite.toy import make_run
 

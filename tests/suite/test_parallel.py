@@ -1,7 +1,6 @@
 """Several processes that train one run give the values of one process, and none of them is lost unseen."""
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -13,19 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.contracts import IGNORE, Batch
-from suite.executors import team
-from suite.executors.local import run_all
-from suite.executors.processes import CONTEXT, start
-from suite.executors.team import Leader, Team, _member, give
-from suite.runner import execute
-from suite.runs import RunEnded
-from suite.store import storage
-from suite.training import checkpoints, parallel
-from suite.training.config import EarlyStop
-from suite.training.parallel import Group
-from suite.training.trainer import Trainer
-from tasks.compression import Compression
+from subquad.suite.contracts import IGNORE, Batch
+from subquad.suite.executors import team
+from subquad.suite.executors.local import run_all
+from subquad.suite.executors.processes import CONTEXT, start
+from subquad.suite.executors.team import Leader, Team, _member, give
+from subquad.suite.runner import execute
+from subquad.suite.runs import RunEnded
+from subquad.suite.store import storage
+from subquad.suite.training import checkpoints, parallel
+from subquad.suite.training.config import EarlyStop
+from subquad.suite.training.parallel import Group
+from subquad.suite.training.trainer import Trainer
+from subquad.tasks.compression import Compression
+from tests.processes import with_subquad
 from tests.suite.test_trainer import numbers, train
 from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import ToyConfig, ToyModel, make_run
@@ -245,13 +245,13 @@ def test_under_torchrun_the_runs_of_a_grid_are_carried_out_once(tmp_path):
     script = tmp_path / "grid.py"
     script.write_text(
         "import sys; from pathlib import Path\n"
-        "from suite.executors.contract import Settings, choose\n"
+        "from subquad.suite.executors.contract import Settings, choose\n"
         "from tests.suite.test_workers import Recording; from tests.suite.toy import make_run\n"
         f"runs = [make_run({TASK}, {DOUBLE}, {TRAIN}, seed=seed).in_processes(2) for seed in range(2)]\n"
         "choose('local')(runs, Path(sys.argv[1]), Recording(), Settings(device='cpu', processes=2))\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"}
+    environment = with_subquad(HOME) | {"OMP_NUM_THREADS": "1"}
     subprocess.run(command, cwd=HOME, env=environment, check=True, timeout=200)
     runs = [make_run(TASK, DOUBLE, TRAIN, seed=seed) for seed in range(2)]
     for run in runs:

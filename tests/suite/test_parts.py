@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from reports.render import load_runs, rows_of
-from run_suite import HOME
-from suite.identity import identity as hash_of
-from suite.runner import plan
-from suite.store import endings, parts, storage
-from suite.store.comparison import collect
-from suite.store.rows import Selection
+from subquad.reports.render import load_runs, rows_of
+from subquad.run_suite import HOME
+from subquad.suite.identity import identity as hash_of
+from subquad.suite.runner import plan
+from subquad.suite.store import endings, parts, storage
+from subquad.suite.store.comparison import collect
+from subquad.suite.store.rows import Selection
+from tests.processes import with_subquad
 from tests.stored import made
 from tests.suite.toy import make_run
 
@@ -251,7 +252,7 @@ def test_a_publish_that_is_killed_leaves_whole_parts_and_is_completed_by_the_nex
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from suite.store import parts\n"
+        "from subquad.suite.store import parts\n"
         "fsync, calls = os.fsync, []\n"
         "def slow(file):\n"
         "    fsync(file), calls.append(file), print(flush=True)\n"
@@ -259,7 +260,9 @@ def test_a_publish_that_is_killed_leaves_whole_parts_and_is_completed_by_the_nex
         "os.fsync = slow\n"
         "[parts.write(part) for part in parts.unpublished(Path(sys.argv[1]), Path(sys.argv[2]))[0]]"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, source, there], cwd=HOME, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, source, there], cwd=HOME, env=with_subquad(), stdout=subprocess.PIPE
+    )
     for _ in range(5):
         process.stdout.readline()
     process.send_signal(signal.SIGKILL)

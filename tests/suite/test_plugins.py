@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from run_suite import REPOSITORY
-from suite.commands.planning import resolved_runs
-from suite.executors.local import run_all
-from suite.executors.processes import children
-from suite.executors.team import Team
-from suite.identity import files_digest
-from suite.laws.models import LAWS as MODEL_LAWS
-from suite.plugins import load_plugin, load_plugins
-from suite.runner import execute
-from suite.settings.config import ExperimentConfig, name_plugins
-from suite.store import storage
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands.planning import resolved_runs
+from subquad.suite.executors.local import run_all
+from subquad.suite.executors.processes import children
+from subquad.suite.executors.team import Team
+from subquad.suite.identity import files_digest
+from subquad.suite.laws.models import LAWS as MODEL_LAWS
+from subquad.suite.plugins import load_plugin, load_plugins
+from subquad.suite.runner import execute
+from subquad.suite.settings.config import ExperimentConfig, name_plugins
+from subquad.suite.store import storage
 from tests.suite.test_workers import Recording, has_ended, until
 
 HOME = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def grid(tmp_path):
 
 
 MODEL = """
-    from models.linear_attention import LinearAttentionConfig
+    from subquad.models.linear_attention import LinearAttentionConfig
 
     class Mine(LinearAttentionConfig):
         \"\"\"A model of mine.\"\"\"
@@ -90,6 +90,7 @@ def test_a_name_that_is_taken_is_an_error(plugin, command_line):
     ("text", "words"),
     [
         ("import nonexistent_module_of_nobody", ["cannot be imported", "ModuleNotFoundError", ".py:1"]),
+        ("from kernels.none import x", ["ModuleNotFoundError", "; Subquad's own is subquad.kernels"]),
         ("import sys\nsys.exit(3)", ["cannot be imported: SystemExit: 3", ".py:2)"]),
         ("MODEL = {}", ["it defines none of MODELS, TASKS, OPERATORS"]),
         ("MODELS = [1]", ["MODELS must be a dictionary", "list"]),
@@ -251,7 +252,7 @@ def test_worker_processes_load_the_plugin(grid, plugin, command_line, tmp_path):
 
 HANGING = """
     import subprocess
-    from models.linear_attention import LinearAttentionConfig
+    from subquad.models.linear_attention import LinearAttentionConfig
 
     class Hanging(LinearAttentionConfig):
         \"\"\"A model whose construction waits for a process that never ends.\"\"\"
@@ -365,7 +366,7 @@ def test_the_example_of_a_task_obeys_the_laws(command_line):
 def test_a_broken_law_of_a_task_is_named(plugin, command_line):
     path = plugin(
         """
-        from tasks.induction_heads import InductionHeads
+        from subquad.tasks.induction_heads import InductionHeads
 
         class Leaking(InductionHeads):
             def segments(self, split, seed):
@@ -384,7 +385,7 @@ def test_a_broken_law_of_a_task_is_named(plugin, command_line):
 def test_a_broken_law_is_named(plugin, command_line):
     path = plugin(
         """
-        from models.linear_attention import LinearAttention, LinearAttentionConfig
+        from subquad.models.linear_attention import LinearAttention, LinearAttentionConfig
 
         class Reversed(LinearAttention):
             def forward(self, x):
@@ -404,7 +405,7 @@ def test_a_broken_law_is_named(plugin, command_line):
 
 
 def test_a_name_for_a_class_without_options_is_refused(plugin, grid, command_line):
-    path = plugin("import models.linear_attention as l\nMODELS = {'mine': l.LinearAttention}")
+    path = plugin("import subquad.models.linear_attention as l\nMODELS = {'mine': l.LinearAttention}")
     done = command_line("run", grid, "--plugin", path, "--only", "model.name=mine", "--dry-run")
     assert done.returncode == 2
     assert "model mine: the name must stand for a class of options (a Config), not for LinearAttention" in done.stderr
@@ -413,7 +414,7 @@ def test_a_name_for_a_class_without_options_is_refused(plugin, grid, command_lin
 def test_a_task_without_a_version_is_refused_before_any_run(plugin, grid, command_line):
     path = plugin(
         """
-        from tasks.base import TaskBase
+        from subquad.tasks.base import TaskBase
 
         class Mine(TaskBase):
             name = "mine"
@@ -431,7 +432,7 @@ def test_a_task_without_a_version_is_refused_before_any_run(plugin, grid, comman
 def test_a_failed_run_names_the_command_that_says_why(plugin, grid, command_line, tmp_path):
     path = plugin(
         """
-        from models.linear_attention import LinearAttention, LinearAttentionConfig
+        from subquad.models.linear_attention import LinearAttention, LinearAttentionConfig
 
         class Narrow(LinearAttention):
             def forward(self, x):
@@ -454,7 +455,7 @@ def test_an_operator_of_a_plugin_is_timed(plugin, command_line, tmp_path):
     path = plugin(
         """
         import dataclasses
-        from kernels.causal_conv1d.workloads import WORKLOAD as CONV
+        from subquad.kernels.causal_conv1d.workloads import WORKLOAD as CONV
 
         OPERATORS = {"my_conv": dataclasses.replace(CONV, op="my_conv")}
         """
@@ -476,7 +477,7 @@ def test_an_installed_package_offers_its_plugin_by_an_entry_point(tmp_path, monk
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.2\n")
     (about / "RECORD").write_text("offered_mixer.py,,\n")
     (about / "entry_points.txt").write_text("[subquad.plugins]\nmixers = offered_mixer\n")
-    source = "from models.retnet import RetNetConfig\n\nMODELS = {'offered': RetNetConfig}\n"
+    source = "from subquad.models.retnet import RetNetConfig\n\nMODELS = {'offered': RetNetConfig}\n"
     (site / "offered_mixer.py").write_text(source)
     monkeypatch.syspath_prepend(site)
     (offered,) = load_plugins([])

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from suite.profiling import shares
+from subquad.suite.profiling import shares
 
 
 def rows(text):

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
-from suite.executors.contract import Settings, choose
-from suite.executors.local import OutOfTimeError, run_all
+from subquad.suite.executors.contract import Settings, choose
+from subquad.suite.executors.local import OutOfTimeError, run_all
 from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import make_run
 

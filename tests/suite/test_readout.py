@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.linear_attention import LinearAttentionConfig
-from suite.contracts import IGNORE, TaskSpec
-from suite.model import Model
-from suite.training.readout import logits_by_rows, mean_loss
+from subquad.models.linear_attention import LinearAttentionConfig
+from subquad.suite.contracts import IGNORE, TaskSpec
+from subquad.suite.model import Model
+from subquad.suite.training.readout import logits_by_rows, mean_loss
 
 TOKENS = TaskSpec("tokens", num_classes=11, readout="token", max_length=20, vocab_size=11)
 PAIRS = TaskSpec("tokens", num_classes=2, readout="sequence", max_length=20, vocab_size=11, towers=2)

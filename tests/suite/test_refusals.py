@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from suite.executors.contract import PACKAGES
+from subquad.suite.executors.contract import PACKAGES
 
 FIGURE = "run mamba/figure8-scan --dry-run"
 DURATION = "expected a duration above zero"

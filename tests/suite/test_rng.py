@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from suite.rng import numpy_generator, torch_seed
+from subquad.suite.rng import numpy_generator, torch_seed
 
 
 def test_streams_repeat_and_differ_by_purpose_seed_and_index():

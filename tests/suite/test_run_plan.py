@@ -8,7 +8,7 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.commands.run import _told_apart
+from subquad.suite.commands.run import _told_apart
 
 KEYS = ("task.name", "task.length", "model.name", "train.lr", "seed")
 flats = st.lists(

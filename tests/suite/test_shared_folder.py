@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.executors.local import OutOfTimeError, run_all
-from suite.executors.queue import RunQueue
-from suite.runner import Finished
-from suite.store import storage
-from suite.store.claims import Claims, claim_path
-from suite.training.trainer import Trainer
+from subquad.suite.executors.local import OutOfTimeError, run_all
+from subquad.suite.executors.queue import RunQueue
+from subquad.suite.runner import Finished
+from subquad.suite.store import storage
+from subquad.suite.store.claims import Claims, claim_path
+from subquad.suite.training.trainer import Trainer
+from tests.processes import with_subquad
 from tests.suite.test_workers import Recording, ending
 from tests.suite.toy import make_run
 
@@ -152,7 +153,7 @@ def process(root, jobs=1, num_runs=20, epochs=2):
     script = root.parent / "grid.py"
     script.write_text(
         "import os, sys, torch; from pathlib import Path\n"
-        "from suite.executors.local import run_all\n"
+        "from subquad.suite.executors.local import run_all\n"
         "from tests.suite.test_shared_folder import Noting; from tests.suite.toy import make_run\n"
         "class Writing(Noting):\n"
         "    def started(self, run):\n"
@@ -167,7 +168,7 @@ def process(root, jobs=1, num_runs=20, epochs=2):
     return subprocess.Popen(
         [sys.executable, str(script), str(root), str(jobs), str(num_runs), str(epochs)],
         cwd=HOME,
-        env={**os.environ, "PYTHONPATH": str(HOME), "OMP_NUM_THREADS": "1"},
+        env=with_subquad(HOME) | {"OMP_NUM_THREADS": "1"},
     )
 
 

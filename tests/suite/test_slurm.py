@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.executors.contract import LeftRunningError, Settings, choose
-from suite.executors.local import run_all
-from suite.executors.slurm import _watch, collect
-from suite.runner import execute
-from suite.store.claims import find_claims
-from suite.store.jobs import Job, find_jobs, forget_job, keep_job, states
-from suite.store.status import standings
+from subquad.suite.executors.contract import LeftRunningError, Settings, choose
+from subquad.suite.executors.local import run_all
+from subquad.suite.executors.slurm import _watch, collect
+from subquad.suite.runner import execute
+from subquad.suite.store.claims import find_claims
+from subquad.suite.store.jobs import Job, find_jobs, forget_job, keep_job, states
+from subquad.suite.store.status import standings
 from tests.suite.one_node_slurm import missing, one_node_slurm
 from tests.suite.test_enough import enough_of, keep, select
 from tests.suite.test_workers import Recording, ending, values
@@ -64,7 +64,7 @@ def test_a_scheduler_that_does_not_answer_for_a_while_ends_no_wait(tmp_path, mon
     def no_answer(jobs):
         raise OSError("Socket timed out")
 
-    monkeypatch.setattr("suite.executors.slurm.states", no_answer)
+    monkeypatch.setattr("subquad.suite.executors.slurm.states", no_answer)
     (finished,) = _watch([run], {run.run_id: job}, tmp_path, Recording(), threading.Event(), None, late_s=0.0)
     assert finished.status == "ok"
 

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from suite.bench.source import source_digest
+from subquad.suite.bench.source import source_digest
 
 triton = pytest.importorskip("triton")
 

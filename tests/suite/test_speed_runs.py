@@ -9,17 +9,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from models import MODELS
-from reports.render import build, render
-from suite.bench import models as timed
-from suite.bench.config import SpeedConfig, SpeedRun
-from suite.bench.generation import build_for_inference
-from suite.registry import Entry
-from suite.runner import WORKERS, execute, plan
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store import storage
+from subquad.models import MODELS
+from subquad.reports.render import build, render
+from subquad.suite.bench import models as timed
+from subquad.suite.bench.config import SpeedConfig, SpeedRun
+from subquad.suite.bench.generation import build_for_inference
+from subquad.suite.registry import Entry
+from subquad.suite.runner import WORKERS, execute, plan
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import storage
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")

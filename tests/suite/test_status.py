@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 
-from suite.executors.contract import PACKAGES, choose
-from suite.options import options_in
-from suite.runner import execute
-from suite.store import endings, storage
-from suite.store.claims import Claims, claim_path
-from suite.store.status import standings, summary
+from subquad.suite.executors.contract import PACKAGES, choose
+from subquad.suite.options import options_in
+from subquad.suite.runner import execute
+from subquad.suite.store import endings, storage
+from subquad.suite.store.claims import Claims, claim_path
+from subquad.suite.store.status import standings, summary
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from run_suite import HOME
-from suite.identity import identity, likeness
-from suite.store import documents, endings, storage
-from suite.store.target import private_folder, replacing
+from subquad.run_suite import HOME
+from subquad.suite.identity import identity, likeness
+from subquad.suite.store import documents, endings, storage
+from subquad.suite.store.target import private_folder, replacing
+from tests.processes import with_subquad
 from tests.stored import made
 
 ID = identity({"seed": 3})
@@ -182,11 +183,13 @@ def test_no_rows_are_an_empty_frame_with_all_columns():
 def test_endings_are_read_by_threads_in_a_process_that_has_read_nothing_yet():
     # pyarrow imports its functions at their first use, which failed where several threads came to it at once
     code = (
-        "import sys; from upath import UPath; from suite.store import endings\n"
+        "import sys; from upath import UPath; from subquad.suite.store import endings\n"
         "assert endings.endings([UPath('memory://none.parquet')]) == [None]\n"
         "assert 'pyarrow.compute' in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -7,13 +7,13 @@ import time
 import pytest
 import torch
 
-from suite.executors.local import OutOfTimeError, run_all
-from suite.runner import ENDED, execute, plan
-from suite.store import endings, storage
-from suite.store.claims import Claims, claim_path, find_claims, read_claim
-from suite.store.status import standings
-from suite.store.target import create, probe, stamp, target, time_at
-from suite.training import checkpoints
+from subquad.suite.executors.local import OutOfTimeError, run_all
+from subquad.suite.runner import ENDED, execute, plan
+from subquad.suite.store import endings, storage
+from subquad.suite.store.claims import Claims, claim_path, find_claims, read_claim
+from subquad.suite.store.status import standings
+from subquad.suite.store.target import create, probe, stamp, target, time_at
+from subquad.suite.training import checkpoints
 from tests.suite.test_parts import PLACE, everything, identity, published, store
 from tests.suite.test_workers import Recording, values
 from tests.suite.toy import make_run

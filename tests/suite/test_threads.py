@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from models import MODELS
-from suite.executors.local import run_all
-from suite.runner import execute
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store import storage
+from subquad.models import MODELS
+from subquad.suite.executors.local import run_all
+from subquad.suite.runner import execute
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import storage
 from tests.suite.toy import TASKS, make_run
 
 CPU = torch.device("cpu")

@@ -11,15 +11,15 @@ import pytest
 import torch
 import yaml
 
-from run_suite import REPOSITORY
-from suite.bench.config import TimingRun
-from suite.bench.series import OperatorTimer
-from suite.registry import Entry
-from suite.runner import WORKERS, execute, plan
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.store import storage
+from subquad.run_suite import REPOSITORY
+from subquad.suite.bench.config import TimingRun
+from subquad.suite.bench.series import OperatorTimer
+from subquad.suite.registry import Entry
+from subquad.suite.runner import WORKERS, execute, plan
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.store import storage
 from tests.suite.toy import MODELS, TASKS
 from tests.suite.toy_operators import BIG, OPERATORS, SUM
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.contracts import IGNORE, ParamGroup, Segment
-from suite.metrics import check_direction, smaller_is_better
-from suite.runner import execute, outdated, plan
-from suite.runs import Outcome, RunEnded
-from suite.store import endings, storage
-from suite.training import data, trainer
-from suite.training.config import TrainConfig
-from suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
-from suite.training.schedule import Plateau, lr_factor
-from suite.training.scores import add_rows
-from suite.training.selection import Selection
+from subquad.suite.contracts import IGNORE, ParamGroup, Segment
+from subquad.suite.metrics import check_direction, smaller_is_better
+from subquad.suite.runner import execute, outdated, plan
+from subquad.suite.runs import Outcome, RunEnded
+from subquad.suite.store import endings, storage
+from subquad.suite.training import data, trainer
+from subquad.suite.training.config import TrainConfig
+from subquad.suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
+from subquad.suite.training.schedule import Plateau, lr_factor
+from subquad.suite.training.scores import add_rows
+from subquad.suite.training.selection import Selection
 from tests.suite.toy import Parity, ToyModel, make_run
 
 CPU = torch.device("cpu")

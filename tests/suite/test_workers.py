@@ -15,14 +15,15 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from suite.executors import local, processes
-from suite.executors.local import OutOfTimeError, StopSignals, run_all
-from suite.executors.processes import CONTEXT, LOST_SERVER, SERVER_LOST, StopFlag, children, ended, start
-from suite.executors.queue import RunQueue
-from suite.executors.team import Team
-from suite.executors.workers import LOST_SERVERS, TRIES, _Pool, _Worker, run_in_workers
-from suite.store import storage
-from suite.store.claims import Claims
+from subquad.suite.executors import local, processes
+from subquad.suite.executors.local import OutOfTimeError, StopSignals, run_all
+from subquad.suite.executors.processes import CONTEXT, LOST_SERVER, SERVER_LOST, StopFlag, children, ended, start
+from subquad.suite.executors.queue import RunQueue
+from subquad.suite.executors.team import Team
+from subquad.suite.executors.workers import LOST_SERVERS, TRIES, _Pool, _Worker, run_in_workers
+from subquad.suite.store import storage
+from subquad.suite.store.claims import Claims
+from tests.processes import with_subquad
 from tests.suite.toy import make_run
 
 CPU = torch.device("cpu")
@@ -284,7 +285,7 @@ def test_workers_end_within_seconds_of_their_parent(tmp_path):
     script = tmp_path / "grid.py"
     script.write_text(
         "import sys, torch; from pathlib import Path\n"
-        "from suite.executors.local import run_all\n"
+        "from subquad.suite.executors.local import run_all\n"
         "from tests.suite.test_workers import Recording; from tests.suite.toy import make_run\n"
         "if __name__ == '__main__':\n"
         "    runs = [make_run(model={'fault': 'slow'}, train={'epochs': 500}, seed=seed) for seed in range(2)]\n"
@@ -292,7 +293,9 @@ def test_workers_end_within_seconds_of_their_parent(tmp_path):
     )
     home = Path(__file__).resolve().parents[2]
     parent = subprocess.Popen(
-        [sys.executable, str(script)], cwd=home, env={**os.environ, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
+        [sys.executable, str(script)],
+        cwd=home,
+        env=with_subquad(home) | {"OMP_NUM_THREADS": "1"},
     )
     deadline = time.monotonic() + 60
     workers: list[int] = []

@@ -8,8 +8,8 @@ import pytest
 import typer
 import yaml
 
-from run_suite import HOME
-from suite.commands import app
+from subquad.run_suite import HOME
+from subquad.suite.commands import app
 
 GROUP = typer.main.get_command(app)
 ACTION = HOME / "action.yml"

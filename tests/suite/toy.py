@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.contracts import IGNORE, ModelConfig, ParamGroup, Segment, Task, TaskSpec
-from suite.model import Model
-from suite.options import parse
-from suite.registry import Entry, Registry
-from suite.rng import numpy_generator
-from suite.settings.config import ExperimentConfig
-from suite.settings.grid import expand
-from suite.settings.resolver import Resolver
-from suite.training.parallel import current
-from suite.training.run import TrainingRun
+from subquad.suite.contracts import IGNORE, ModelConfig, ParamGroup, Segment, Task, TaskSpec
+from subquad.suite.model import Model
+from subquad.suite.options import parse
+from subquad.suite.registry import Entry, Registry
+from subquad.suite.rng import numpy_generator
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand
+from subquad.suite.settings.resolver import Resolver
+from subquad.suite.training.parallel import current
+from subquad.suite.training.run import TrainingRun
 
 
 def hang() -> None:

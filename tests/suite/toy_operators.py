@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.workload import Cost, Implementation, Workload, normal, sizes, traffic
-from suite.registry import Entry, Registry
+from subquad.kernels.workload import Cost, Implementation, Workload, normal, sizes, traffic
+from subquad.suite.registry import Entry, Registry
 
 BIG = 64
 """Length from which an implementation runs out of memory."""

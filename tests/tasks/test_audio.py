@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
-from tasks.data import obtain
-from tasks.data.faults import DataError, NoDataError
+from subquad.tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
+from subquad.tasks.data import obtain
+from subquad.tasks.data.faults import DataError, NoDataError
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -178,12 +178,12 @@ def test_the_real_piano_loads_at_two_lengths_of_table_14(shared):
 
 @pytest.mark.slow
 def test_a_run_reports_bits_a_sample(folder):
-    from models import MODELS
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
-    from suite.training.trainer import Trainer
-    from tasks import TASKS
+    from subquad.models import MODELS
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.training.trainer import Trainer
+    from subquad.tasks import TASKS
 
     for i in range(20):
         write(folder / f"out{i}.wav", np.tile(np.array([-9000, 0, 9000, 0], dtype=np.int16), 100))

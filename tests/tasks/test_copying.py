@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import IGNORE
-from tasks.copying import Copying
-from tasks.needle import Needle
+from subquad.suite.contracts import IGNORE
+from subquad.tasks.copying import Copying
+from subquad.tasks.needle import Needle
 
 
 def test_a_training_row_is_full_of_strings_with_their_copies():

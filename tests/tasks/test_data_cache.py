@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks import data
-from tasks.data import cache, manifest
-from tasks.data.faults import DataError, NoDataError
-from tasks.data.parallel import in_order
+from subquad.tasks import data
+from subquad.tasks.data import cache, manifest
+from subquad.tasks.data.faults import DataError, NoDataError
+from subquad.tasks.data.parallel import in_order
 
 
 def test_the_cache_is_where_the_user_says_or_by_the_xdg_rule(monkeypatch, tmp_path):
@@ -130,8 +130,8 @@ def test_every_source_has_a_licence_an_address_and_a_task():
 
 
 def test_every_stored_task_names_a_source_that_lists_it():
-    from suite.contracts import PreparedTask
-    from tasks import TASKS
+    from subquad.suite.contracts import PreparedTask
+    from subquad.tasks import TASKS
 
     prepared = {name: task for name in TASKS if isinstance(task := TASKS.load(name)(), PreparedTask)}
     assert len(prepared) == 16
@@ -142,8 +142,8 @@ def test_every_stored_task_names_a_source_that_lists_it():
 
 def test_every_task_without_its_data_says_so_by_an_error_of_its_own():
     """A grid can be planned without data, and tells by the kind of the error that they are missing."""
-    from suite.contracts import PreparedTask
-    from tasks import TASKS
+    from subquad.suite.contracts import PreparedTask
+    from subquad.tasks import TASKS
 
     tasks = [task for name in TASKS if isinstance(task := TASKS.load(name)(), PreparedTask) and not task.generated]
     assert len(tasks) > 10

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks.data import cache, download
-from tasks.data.faults import DataError
-from tasks.data.manifest import File
+from subquad.tasks.data import cache, download
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.data.manifest import File
 
 pytest.importorskip("requests")
 
@@ -125,12 +125,12 @@ def test_a_server_without_ranges_sends_all_again(server, tmp_path):
 def test_a_killed_download_is_continued_by_the_next_call(server, tmp_path):
     target = tmp_path / "set.tar"
     code = (
-        "import os, sys; from pathlib import Path; from tasks.data.download import fetch\n"
-        "from tasks.data.manifest import File\n"
+        "import os, sys; from pathlib import Path; from subquad.tasks.data.download import fetch\n"
+        "from subquad.tasks.data.manifest import File\n"
         "def kill(done, total):\n    if done >= 2**20: os._exit(9)\n"
         f"fetch(File(url={file_of(server).url!r}, bytes=None, sha256=None), Path({str(target)!r}), kill)"
     )
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    path = os.pathsep.join(sys.path)
     killed = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=False)
     assert killed.returncode == 9
     assert not target.exists()

@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from tasks import data
-from tasks.data import cache, manifest, tables
-from tasks.data.download import fetch
-from tasks.data.faults import DataError
-from tasks.lra.text import LRAText
+from subquad.tasks import data
+from subquad.tasks.data import cache, manifest, tables
+from subquad.tasks.data.download import fetch
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.lra.text import LRAText
 
 datasets = pytest.importorskip("datasets")
 pd = pytest.importorskip("pandas")
@@ -119,7 +119,7 @@ def test_a_set_of_the_hub_comes_through_the_cache_and_is_read(hub, imdb, cache_r
 
 
 def test_the_command_line_names_repository_and_commit(hub, imdb, monkeypatch, capsys):
-    import run_suite
+    from subquad import run_suite
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["run_suite.py", "data", *arguments])

@@ -11,8 +11,8 @@ import zipfile
 
 import pytest
 
-from tasks.data.faults import DataError
-from tasks.data.unpack import unpack
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.data.unpack import unpack
 
 FILES = {"set/a.txt": b"a" * 5000, "set/sub/b.txt": b"b", "other/c.txt": b"c"}
 

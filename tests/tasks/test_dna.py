@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import IGNORE
-from tasks.data import obtain
-from tasks.data.faults import DataError
-from tasks.data.stored import leakage
-from tasks.dna import BASES, UNKNOWN, covered
-from tasks.hg38 import HG38
-from tasks.species import Species, chromosome
+from subquad.suite.contracts import IGNORE
+from subquad.tasks.data import obtain
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.data.stored import leakage
+from subquad.tasks.dna import BASES, UNKNOWN, covered
+from subquad.tasks.hg38 import HG38
+from subquad.tasks.species import Species, chromosome
 
 pyfaidx = pytest.importorskip("pyfaidx")
 
@@ -269,12 +269,12 @@ def test_without_pyfaidx_the_extra_is_named(folder, monkeypatch):
 
 
 def test_a_run_reports_bits_and_perplexity_a_base(folder):
-    from models import MODELS
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
-    from suite.training.trainer import Trainer
-    from tasks import TASKS
+    from subquad.models import MODELS
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.training.trainer import Trainer
+    from subquad.tasks import TASKS
 
     write_fasta(folder / "genome.fa", {"chr1": "AACGT" * 200, "chr2": "AACGT" * 80})
     config = ExperimentConfig(
@@ -451,12 +451,12 @@ def test_the_real_encode_regions_of_five_species_load(shared):
 def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, steps):
     """With a fixed number of tokens per batch, an epoch of Mamba has the same number of steps at every length, while an
     epoch of HyenaDNA has more steps at greater lengths."""
-    from models import MODELS
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
-    from suite.training.trainer import Trainer
-    from tasks import TASKS
+    from subquad.models import MODELS
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.training.trainer import Trainer
+    from subquad.tasks import TASKS
 
     config = ExperimentConfig(
         title="stages",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tasks.generation import am_score, frechet_distance, inception_score, modified_inception_score, scores
+from subquad.tasks.generation import am_score, frechet_distance, inception_score, modified_inception_score, scores
 
 RNG = np.random.default_rng(0)
 K = 10

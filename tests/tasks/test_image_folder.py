@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks.data.faults import DataError, NoDataError
-from tasks.image_folder import ImageFolder
+from subquad.tasks.data.faults import DataError, NoDataError
+from subquad.tasks.image_folder import ImageFolder
 
 pytest.importorskip("datasets")
 
@@ -92,12 +92,12 @@ def test_missing_pictures_say_what_to_do(folder, tmp_path):
 def test_a_run_trains_on_a_folder_and_is_known_by_its_content(folder):
     import torch
 
-    from models import MODELS
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
-    from suite.training.trainer import Trainer
-    from tasks import TASKS
+    from subquad.models import MODELS
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.training.trainer import Trainer
+    from subquad.tasks import TASKS
 
     config = ExperimentConfig(
         title="pictures",

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import IGNORE
-from tasks.data.faults import DataError
-from tasks.language import TextFile, WikiText, encode, train_bpe
+from subquad.suite.contracts import IGNORE
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.language import TextFile, WikiText, encode, train_bpe
 
 TEXT = " = Homer = \n \n The gamma ray is a ray , not a <unk> . \n" * 40
 
@@ -404,12 +404,12 @@ def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):
 
 
 def test_a_run_reports_perplexity_of_validation_and_test(folder):
-    from models import MODELS
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
-    from suite.training.trainer import Trainer
-    from tasks import TASKS
+    from subquad.models import MODELS
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.training.trainer import Trainer
+    from subquad.tasks import TASKS
 
     config = ExperimentConfig(
         title="text",

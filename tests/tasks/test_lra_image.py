@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.data import source
-from tasks.data.cache import file_hash
-from tasks.data.faults import DataError
-from tasks.lra.image import BATCHES, CLASSES, LRAImage, grey
+from subquad.tasks.data import source
+from subquad.tasks.data.cache import file_hash
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.lra.image import BATCHES, CLASSES, LRAImage, grey
 
 
 @pytest.fixture

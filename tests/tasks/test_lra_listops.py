@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from tasks.data.faults import DataError
-from tasks.lra.expressions import CHUNK, CLOSE, DIGIT, END, OPERATOR, PAD, TOKENS, Language, draw, evaluate
-from tasks.lra.listops import LRAListOps
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.lra.expressions import CHUNK, CLOSE, DIGIT, END, OPERATOR, PAD, TOKENS, Language, draw, evaluate
+from subquad.tasks.lra.listops import LRAListOps
 
 SMALL = {"max_depth": 4, "min_length": 5, "max_length": 60, "length": 64}
 FEW = {"num_train": 300, "num_valid": 40, "num_test": 50}

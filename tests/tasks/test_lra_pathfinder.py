@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tasks.data.faults import DataError
-from tasks.lra import contours
-from tasks.lra.contours import STYLES, draw
-from tasks.lra.image import read_pictures
-from tasks.lra.pathfinder import LRAPathfinder, LRAPathX
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.lra import contours
+from subquad.tasks.lra.contours import STYLES, draw
+from subquad.tasks.lra.image import read_pictures
+from subquad.tasks.lra.pathfinder import LRAPathfinder, LRAPathX
 
 
 @pytest.fixture

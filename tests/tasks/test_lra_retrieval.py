@@ -5,9 +5,9 @@ import shutil
 import pytest
 import torch
 
-from tasks.data.faults import DataError
-from tasks.lra.retrieval import LRARetrieval
-from tasks.lra.text import END, PAD
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.lra.retrieval import LRARetrieval
+from subquad.tasks.lra.text import END, PAD
 
 NAMES = ("train", "eval", "test")
 

@@ -5,10 +5,10 @@ import tarfile
 import pytest
 import torch
 
-from tasks.data import cache, obtain, stored
-from tasks.data.faults import DataError
-from tasks.data.stored import leakage
-from tasks.lra.text import END, PAD, LRAText, pack
+from subquad.tasks.data import cache, obtain, stored
+from subquad.tasks.data.faults import DataError
+from subquad.tasks.data.stored import leakage
+from subquad.tasks.lra.text import END, PAD, LRAText, pack
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy import stats
 
-from suite.contracts import IGNORE
-from tasks.compression import Compression
-from tasks.in_context_recall import FuzzyInContextRecall, InContextRecall
-from tasks.memorization import Memorization
-from tasks.selective_copying import SelectiveCopying
+from subquad.suite.contracts import IGNORE
+from subquad.tasks.compression import Compression
+from subquad.tasks.in_context_recall import FuzzyInContextRecall, InContextRecall
+from subquad.tasks.memorization import Memorization
+from subquad.tasks.selective_copying import SelectiveCopying
 
 
 def only(task, split, seed=0):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tasks.modular_arithmetic import SIGNS, ModularArithmetic
+from subquad.tasks.modular_arithmetic import SIGNS, ModularArithmetic
 
 NESTED = re.compile(r"\((-?\d|\(-?\d\)|N)[-+*](-?\d|\(-?\d\)|N)\)")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tasks.mqar import MQAR
+from subquad.tasks.mqar import MQAR
 
 SMALL = {"vocab_size": 128, "length": 64, "num_kv_pairs": 8, "num_train": 2000, "num_test": 100}
 

@@ -6,11 +6,11 @@ import time
 import pytest
 import torch
 
-import run_suite
-from suite.contracts import Batch
-from suite.training.data import FreshOrder
-from tasks.associative_recall import AssociativeRecall
-from tasks.data.rate import Feed, feed, measure
+from subquad import run_suite
+from subquad.suite.contracts import Batch
+from subquad.suite.training.data import FreshOrder
+from subquad.tasks.associative_recall import AssociativeRecall
+from subquad.tasks.data.rate import Feed, feed, measure
 from tests.stored import store
 from tests.suite.toy import Parity
 

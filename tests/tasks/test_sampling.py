@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tasks.base import distinct, language_segment, token_dtype, unique_rows, weighted_distinct
+from subquad.tasks.base import distinct, language_segment, token_dtype, unique_rows, weighted_distinct
 
 # a correct sampler fails such a test once in 10^6 seeds, and the seeds are fixed
 SIGNIFICANCE = 1e-6

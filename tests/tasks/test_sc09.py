@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import TaskSpec
-from tasks.audio import ZERO, mu_law, mu_law_decode, stretched
-from tasks.data import DataError, obtain
-from tasks.judge import Judge, judged, mel_filters
-from tasks.sc09 import DIGITS, SC09
+from subquad.suite.contracts import TaskSpec
+from subquad.tasks.audio import ZERO, mu_law, mu_law_decode, stretched
+from subquad.tasks.data import DataError, obtain
+from subquad.tasks.judge import Judge, judged, mel_filters
+from subquad.tasks.sc09 import DIGITS, SC09
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -225,12 +225,12 @@ def test_levels_survive_the_way_to_the_judge():
     ("model", "status"), [({"name": "s4d"}, "ok"), ({"name": "s4d", "bidirectional": True}, "n/a")]
 )
 def test_a_run_generates_and_reports_what_the_judge_says(folder, model, status):
-    from models import MODELS
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
-    from suite.training.trainer import Trainer
-    from tasks import TASKS
+    from subquad.models import MODELS
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.training.trainer import Trainer
+    from subquad.tasks import TASKS
 
     config = ExperimentConfig(
         title="digits",

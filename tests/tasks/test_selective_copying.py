@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tasks.selective_copying import SelectiveCopying
+from subquad.tasks.selective_copying import SelectiveCopying
 
 
 def test_defaults_are_the_published_sizes():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import IGNORE
-from tasks.brain_activity import NOISE, BrainActivity, pattern, response
-from tasks.seizures import RATE, Seizures, background, discharge
+from subquad.suite.contracts import IGNORE
+from subquad.tasks.brain_activity import NOISE, BrainActivity, pattern, response
+from subquad.tasks.seizures import RATE, Seizures, background, discharge
 
 
 def levels(task, segment):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import TaskSpec
-from tasks.data import obtain
-from tasks.speech_commands import (
+from subquad.suite.contracts import TaskSpec
+from subquad.tasks.data import obtain
+from subquad.tasks.speech_commands import (
     ALL_WORDS,
     RATE,
     WORDS,
@@ -343,12 +343,12 @@ def test_half_rate_adds_every_second_sample_of_test_and_nothing_else(official):
 
 @pytest.mark.parametrize(("model", "scale"), [("dss-exp", 2), ("mamba", 1)])
 def test_a_run_reports_both_rates_and_whether_its_steps_followed(official, model, scale):
-    from models import MODELS
-    from suite.settings.config import ExperimentConfig
-    from suite.settings.grid import expand
-    from suite.settings.resolver import Resolver
-    from suite.training.trainer import Trainer
-    from tasks import TASKS
+    from subquad.models import MODELS
+    from subquad.suite.settings.config import ExperimentConfig
+    from subquad.suite.settings.grid import expand
+    from subquad.suite.settings.resolver import Resolver
+    from subquad.suite.training.trainer import Trainer
+    from subquad.tasks import TASKS
 
     config = ExperimentConfig(
         title="speech",

@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy import stats
 
-from tasks.associative_recall import AssociativeRecall
-from tasks.induction_heads import InductionHeads
-from tasks.induction_heads_extrapolation import InductionHeadsExtrapolation
+from subquad.tasks.associative_recall import AssociativeRecall
+from subquad.tasks.induction_heads import InductionHeads
+from subquad.tasks.induction_heads_extrapolation import InductionHeadsExtrapolation
 
 
 def only(task, split, seed=0):

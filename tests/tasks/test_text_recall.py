@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from suite.contracts import IGNORE
-from tasks.language import TextFile
-from tasks.text_recall import TextRecall, repeated
+from subquad.suite.contracts import IGNORE
+from subquad.tasks.language import TextFile
+from subquad.tasks.text_recall import TextRecall, repeated
 
 SENTENCE = b"Mister Brandt laughs. Mister Brandt sees Mister Brandt, and so on. "
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tasks.word_problem import WordProblem, orders, permutations, products
+from subquad.tasks.word_problem import WordProblem, orders, permutations, products
 
 SMALL = {"num_train": 100, "num_test": 50}
 

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.triton.backward import _keys_kernel, _queries_kernel
-from kernels.attention.triton.forward import _forward_kernel
-from kernels.attention.triton.split import Parts, split
-from kernels.autograd import OnceDifferentiable, needs_gradient
-from kernels.device import interpreted, is_hopper, speaks_ptx
-from kernels.launch import cdiv, launch
+from subquad.kernels.attention.triton.backward import _keys_kernel, _queries_kernel
+from subquad.kernels.attention.triton.forward import _forward_kernel
+from subquad.kernels.attention.triton.split import Parts, split
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient
+from subquad.kernels.device import interpreted, is_hopper, speaks_ptx
+from subquad.kernels.launch import cdiv, launch
 
 
 class Tile(NamedTuple):

@@ -23,9 +23,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.attention.triton.dropout import kept, query_keys
-from kernels.attention.triton.forward import LOG2E, load_parts, query_positions
-from kernels.float16_parts import TOP, UNSCALE, halves, power_scale, split_dot
+from subquad.kernels.attention.triton.dropout import kept, query_keys
+from subquad.kernels.attention.triton.forward import LOG2E, load_parts, query_positions
+from subquad.kernels.float16_parts import TOP, UNSCALE, halves, power_scale, split_dot
 
 
 @triton.jit

@@ -18,8 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.attention.triton.dropout import kept, query_keys
-from kernels.float16_parts import TOP, halves, split_dot
+from subquad.kernels.attention.triton.dropout import kept, query_keys
+from subquad.kernels.float16_parts import TOP, halves, split_dot
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # a number and not -inf, because the difference of two of them is used

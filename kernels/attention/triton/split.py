@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.float16_parts import halves, power_scale
-from kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.float16_parts import halves, power_scale
+from subquad.kernels.launch import cdiv, launch, power_of_2
 
 
 class Parts(NamedTuple):

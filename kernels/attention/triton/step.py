@@ -25,8 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
 
 LOG2E = tl.constexpr(1.4426950408889634)
 # a number and not -inf, because the difference of two of them is used

@@ -19,6 +19,6 @@ W - 1 <= STEPS. Loads have that width where strides and sizes are multiples of 1
 Bytes: 2 elements for each of B T D forward, 3 backward. FLOPs for each: 2 W forward, 6 W backward, and one exponential.
 """
 
-from kernels.causal_conv1d.triton.autograd import causal_conv1d_step_triton, causal_conv1d_triton
+from subquad.kernels.causal_conv1d.triton.autograd import causal_conv1d_step_triton, causal_conv1d_triton
 
 __all__ = ["causal_conv1d_step_triton", "causal_conv1d_triton"]

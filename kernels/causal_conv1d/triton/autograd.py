@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.causal_conv1d.triton.backward import conv_bwd
-from kernels.causal_conv1d.triton.forward import conv_fwd
-from kernels.causal_conv1d.triton.plan import TUNING, Tuning, empty_in_layout, is_channel_first
-from kernels.causal_conv1d.triton.step import conv_step
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.causal_conv1d.triton.backward import conv_bwd
+from subquad.kernels.causal_conv1d.triton.forward import conv_fwd
+from subquad.kernels.causal_conv1d.triton.plan import TUNING, Tuning, empty_in_layout, is_channel_first
+from subquad.kernels.causal_conv1d.triton.step import conv_step
+from subquad.kernels.layout import dense
 
 
 class CausalConv1d(OnceDifferentiable):

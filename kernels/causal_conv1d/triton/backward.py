@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.causal_conv1d.triton.plan import TUNING, Tuning, cover, empty_in_layout, is_channel_first
-from kernels.causal_conv1d.triton.steps import (
+from subquad.kernels.causal_conv1d.triton.plan import TUNING, Tuning, cover, empty_in_layout, is_channel_first
+from subquad.kernels.causal_conv1d.triton.steps import (
     _input_gradient,
     _load_final,
     _load_steps,
@@ -27,8 +27,8 @@ from kernels.causal_conv1d.triton.steps import (
     _sigmoid,
     _store_steps,
 )
-from kernels.launch import launch
-from kernels.sums import parameter_gradients
+from subquad.kernels.launch import launch
+from subquad.kernels.sums import parameter_gradients
 
 
 @triton.jit(do_not_specialize=["num_tiles"])

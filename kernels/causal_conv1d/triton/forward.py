@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.causal_conv1d.triton.plan import TUNING, Tuning, cover, empty_in_layout, is_channel_first
-from kernels.causal_conv1d.triton.steps import (
+from subquad.kernels.causal_conv1d.triton.plan import TUNING, Tuning, cover, empty_in_layout, is_channel_first
+from subquad.kernels.causal_conv1d.triton.steps import (
     _load_steps,
     _load_taps,
     _pre_activation,
@@ -21,7 +21,7 @@ from kernels.causal_conv1d.triton.steps import (
     _sigmoid,
     _store_steps,
 )
-from kernels.launch import launch
+from subquad.kernels.launch import launch
 
 
 @triton.jit(do_not_specialize=["num_tiles"])

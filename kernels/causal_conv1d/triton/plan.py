@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.launch import CompileOptions, cdiv, power_of_2
+from subquad.kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 class Tile(NamedTuple):

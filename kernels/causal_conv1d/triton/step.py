@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.causal_conv1d.triton.steps import _sigmoid
-from kernels.launch import cdiv, launch, overlap_options
+from subquad.kernels.causal_conv1d.triton.steps import _sigmoid
+from subquad.kernels.launch import cdiv, launch, overlap_options
 
 BLOCK_D = 256
 """Channels of a program."""

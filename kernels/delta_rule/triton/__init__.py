@@ -38,7 +38,7 @@ H heads, K channels of keys, V channels of values, C positions in a chunk; `num_
 positions in a chunk. States in memory are [V, K] for every chunk and [K, V] at both ends.
 """
 
-from kernels.delta_rule.triton.autograd import delta_rule_triton
-from kernels.delta_rule.triton.step import delta_rule_step_triton
+from subquad.kernels.delta_rule.triton.autograd import delta_rule_triton
+from subquad.kernels.delta_rule.triton.step import delta_rule_step_triton
 
 __all__ = ["delta_rule_step_triton", "delta_rule_triton"]

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.delta_rule.triton.back import delta_back
-from kernels.delta_rule.triton.factors import delta_factors
-from kernels.delta_rule.triton.grads import delta_grads
-from kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS, ChunkFactors, Plan, Planner
-from kernels.delta_rule.triton.walk import delta_walk
-from kernels.device import float32_products, interpreted, is_hopper
-from kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind, dense_channels
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.delta_rule.triton.back import delta_back
+from subquad.kernels.delta_rule.triton.factors import delta_factors
+from subquad.kernels.delta_rule.triton.grads import delta_grads
+from subquad.kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS, ChunkFactors, Plan, Planner
+from subquad.kernels.delta_rule.triton.walk import delta_walk
+from subquad.kernels.device import float32_products, interpreted, is_hopper
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind, dense_channels
+from subquad.kernels.layout import dense
 
 
 class Options(NamedTuple):

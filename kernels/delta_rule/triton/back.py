@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, is_whole
-from kernels.delta_rule.triton.segments import (
+from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, is_whole
+from subquad.kernels.delta_rule.triton.segments import (
     ENDS,
     Segments,
     cut_time,
@@ -19,10 +19,10 @@ from kernels.delta_rule.triton.segments import (
     segment_starts,
     store_last_state,
 )
-from kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from kernels.gated_linear_attention.triton.plan import EndStates, Strides, planned, position_strides
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Strides, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 _ENDS = tl.constexpr(ENDS)
 

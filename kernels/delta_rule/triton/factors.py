@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import ChunkFactors, Plan, is_whole
-from kernels.delta_rule.triton.tiles import cut_to_bfloat16, load_rows, store_rows
-from kernels.float16_parts import halves, split_dot
-from kernels.gated_linear_attention.triton.decays import (
+from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan, is_whole
+from subquad.kernels.delta_rule.triton.tiles import cut_to_bfloat16, load_rows, store_rows
+from subquad.kernels.float16_parts import halves, split_dot
+from subquad.kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
     LOWEST,
@@ -25,7 +25,7 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import (
+from subquad.kernels.gated_linear_attention.triton.plan import (
     CHANNEL,
     HEAD,
     Strides,
@@ -34,8 +34,8 @@ from kernels.gated_linear_attention.triton.plan import (
     position_strides,
     strides_of,
 )
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import LaunchPlan, launch
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
+from subquad.kernels.launch import LaunchPlan, launch
 
 BLOCK = tl.constexpr(16)
 """Rows of the blocks on the diagonal of the triangular system that are inverted side by side."""

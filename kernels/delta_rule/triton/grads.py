@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.pairs import ChunkPairs, chunk_pairs
-from kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
-from kernels.delta_rule.triton.plan import Plan, is_whole
-from kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
-from kernels.gated_linear_attention.triton.decays import (
+from subquad.kernels.delta_rule.triton.pairs import ChunkPairs, chunk_pairs
+from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
+from subquad.kernels.delta_rule.triton.plan import Plan, is_whole
+from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
+from subquad.kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
     LOWEST,
@@ -28,7 +28,7 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import (
+from subquad.kernels.gated_linear_attention.triton.plan import (
     CHANNEL,
     HEAD,
     Strides,
@@ -37,8 +37,8 @@ from kernels.gated_linear_attention.triton.plan import (
     position_strides,
     strides_of,
 )
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 
 @triton.jit

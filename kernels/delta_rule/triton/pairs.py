@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import Plan
-from kernels.delta_rule.triton.tiles import load_rows, store_rows
-from kernels.gated_linear_attention.triton.plan import CHANNEL, Strides, planned, position_strides, strides_of
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.delta_rule.triton.plan import Plan
+from subquad.kernels.delta_rule.triton.tiles import load_rows, store_rows
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, Strides, planned, position_strides, strides_of
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 
 class ChunkPairs(NamedTuple):

@@ -12,9 +12,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
-from kernels.gated_linear_attention.triton.decays import LOWEST, exponential, from_middle, half_totals, masked_sums
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
+from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
+from subquad.kernels.gated_linear_attention.triton.decays import (
+    LOWEST,
+    exponential,
+    from_middle,
+    half_totals,
+    masked_sums,
+)
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 
 
 @triton.jit

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.device import speaks_ptx
-from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Strides, Tile, Tuning
-from kernels.launch import INT32_END, CompileOptions, power_of_2
+from subquad.kernels.device import speaks_ptx
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Strides, Tile, Tuning
+from subquad.kernels.launch import INT32_END, CompileOptions, power_of_2
 
 __all__ = ["PLANNER", "SHORT_CHUNKS", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
 

@@ -21,9 +21,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.launch import cdiv, launch
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.launch import cdiv, launch
+from subquad.kernels.layout import dense
 
 ELEMENTS = 4096
 NUM_WARPS = 8

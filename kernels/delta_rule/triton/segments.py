@@ -23,11 +23,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_rule.triton.plan import Plan, ends_tile, walk_tile
-from kernels.device import is_hopper
-from kernels.gated_linear_attention.triton.plan import planned
-from kernels.gated_linear_attention.triton.tiles import as_operand
-from kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.delta_rule.triton.plan import Plan, ends_tile, walk_tile
+from subquad.kernels.device import is_hopper
+from subquad.kernels.gated_linear_attention.triton.plan import planned
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 ALL, ENDS, REST = 0, 1, 2
 """A launch of a walk covers all of time (ALL), all segments but the last to find E_s and T_s (ENDS), or all segments

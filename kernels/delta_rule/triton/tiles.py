@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.gated_linear_attention.triton.tiles import as_operand, load_tile, store_tile
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, load_tile, store_tile
 
 
 @triton.jit

@@ -17,6 +17,6 @@ Layout: time contiguous; y and the gradients are as well. Inputs in another layo
 `plan.py`; longer filters take the FFT of `chunked.py`.
 """
 
-from kernels.fft_conv.triton.autograd import fft_conv_triton
+from subquad.kernels.fft_conv.triton.autograd import fft_conv_triton
 
 __all__ = ["fft_conv_triton"]

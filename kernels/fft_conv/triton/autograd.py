@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.fft_conv.chunked import fft_conv_chunked
-from kernels.fft_conv.triton.chunks_gradient import chunks_gradient
-from kernels.fft_conv.triton.epilogue import Epilogue, Outputs
-from kernels.fft_conv.triton.gates import Gated, gated
-from kernels.fft_conv.triton.inner_stage import LongTaps, conv_long, conv_long_backward, long_taps
-from kernels.fft_conv.triton.plan import (
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.fft_conv.chunked import fft_conv_chunked
+from subquad.kernels.fft_conv.triton.chunks_gradient import chunks_gradient
+from subquad.kernels.fft_conv.triton.epilogue import Epilogue, Outputs
+from subquad.kernels.fft_conv.triton.gates import Gated, gated
+from subquad.kernels.fft_conv.triton.inner_stage import LongTaps, conv_long, conv_long_backward, long_taps
+from subquad.kernels.fft_conv.triton.plan import (
     TUNING,
     Operands,
     Tuning,
@@ -24,11 +24,11 @@ from kernels.fft_conv.triton.plan import (
     takes_spectra,
     toeplitz_plan,
 )
-from kernels.fft_conv.triton.products import ShiftedTaps, conv_products, shifted_taps
-from kernels.fft_conv.triton.spectra import TapsSpectra, conv_spectra, taps_spectra
-from kernels.fft_conv.triton.taps_gradient import taps_gradient
-from kernels.layout import places_in_one
-from kernels.transpose import time_last
+from subquad.kernels.fft_conv.triton.products import ShiftedTaps, conv_products, shifted_taps
+from subquad.kernels.fft_conv.triton.spectra import TapsSpectra, conv_spectra, taps_spectra
+from subquad.kernels.fft_conv.triton.taps_gradient import taps_gradient
+from subquad.kernels.layout import places_in_one
+from subquad.kernels.transpose import time_last
 
 Taps = ShiftedTaps | TapsSpectra | LongTaps
 """The taps in the layout of one of the three algorithms."""

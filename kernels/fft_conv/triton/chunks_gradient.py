@@ -24,11 +24,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import num_processors
-from kernels.fft_conv.triton.gates import Gated
-from kernels.float16_parts import split_dot
-from kernels.launch import CompileOptions, cdiv, launch, power_of_2
-from kernels.layout import strides
+from subquad.kernels.device import num_processors
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.float16_parts import split_dot
+from subquad.kernels.launch import CompileOptions, cdiv, launch, power_of_2
+from subquad.kernels.layout import strides
 
 
 class ChunkTile(NamedTuple):

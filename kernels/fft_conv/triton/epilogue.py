@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fft_conv.triton.gates import Gated
-from kernels.layout import strides
-from kernels.transpose import empty_time_last
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.layout import strides
+from subquad.kernels.transpose import empty_time_last
 
 
 @triton.jit

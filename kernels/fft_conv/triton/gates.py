@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fft_conv.triton.plan import Operands
-from kernels.float16_parts import halves, power_scale
-from kernels.launch import CompileOptions, cdiv, launch, power_of_2
-from kernels.layout import strides
-from kernels.transpose import empty_time_last
+from subquad.kernels.fft_conv.triton.plan import Operands
+from subquad.kernels.float16_parts import halves, power_scale
+from subquad.kernels.launch import CompileOptions, cdiv, launch, power_of_2
+from subquad.kernels.layout import strides
+from subquad.kernels.transpose import empty_time_last
 
 LINE = 16
 """Number of elements of which lengths and strides must be multiples, so that loads are 16 bytes wide."""

@@ -23,12 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import num_processors
-from kernels.fft_conv.triton.epilogue import Epilogue, Outputs, empty_outputs
-from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.outer_stage import inverse_outer_stage, outer_stage
-from kernels.fft_conv.triton.plan import LONG_COLUMNS, RADIX, LongPlan, long_plan
-from kernels.fft_conv.triton.spectra import (
+from subquad.kernels.device import num_processors
+from subquad.kernels.fft_conv.triton.epilogue import Epilogue, Outputs, empty_outputs
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.fft_conv.triton.outer_stage import inverse_outer_stage, outer_stage
+from subquad.kernels.fft_conv.triton.plan import LONG_COLUMNS, RADIX, LongPlan, long_plan
+from subquad.kernels.fft_conv.triton.spectra import (
     LARGEST,
     LEAST_PROGRAMS,
     SEQUENCES_PER_PROGRAM,
@@ -36,9 +36,9 @@ from kernels.fft_conv.triton.spectra import (
     store_part,
     times_at_most,
 )
-from kernels.fft_conv.triton.tables import TABLES
-from kernels.launch import cdiv, launch
-from kernels.transpose import empty_time_last
+from subquad.kernels.fft_conv.triton.tables import TABLES
+from subquad.kernels.launch import cdiv, launch
+from subquad.kernels.transpose import empty_time_last
 
 LARGEST_TAPS = 32.0
 """Upper bound of the magnitude of a spectrum of taps. That of a sequence is such that the product fits LARGEST."""

@@ -27,13 +27,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import num_processors
-from kernels.fft_conv.triton.epilogue import Epilogue, Outputs, finish, stride_arguments, tensor_arguments
-from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import LongPlan
-from kernels.fft_conv.triton.spectra import LARGEST, LEAST_PROGRAMS, times_at_most
-from kernels.fft_conv.triton.tables import LONG_TABLES
-from kernels.launch import cdiv, launch
+from subquad.kernels.device import num_processors
+from subquad.kernels.fft_conv.triton.epilogue import Epilogue, Outputs, finish, stride_arguments, tensor_arguments
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.fft_conv.triton.plan import LongPlan
+from subquad.kernels.fft_conv.triton.spectra import LARGEST, LEAST_PROGRAMS, times_at_most
+from subquad.kernels.fft_conv.triton.tables import LONG_TABLES
+from subquad.kernels.launch import cdiv, launch
 
 SEQUENCES_PER_PROGRAM = 8
 """Number of sequences that one program transforms one after the other; fewer if there would be too few programs."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernels.device import float32_products
-from kernels.launch import CompileOptions, cdiv, power_of_2
+from subquad.kernels.device import float32_products
+from subquad.kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 class ToeplitzTile(NamedTuple):

@@ -36,7 +36,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fft_conv.triton.epilogue import (
+from subquad.kernels.fft_conv.triton.epilogue import (
     Epilogue,
     Outputs,
     empty_outputs,
@@ -44,10 +44,10 @@ from kernels.fft_conv.triton.epilogue import (
     stride_arguments,
     tensor_arguments,
 )
-from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import Operands, ToeplitzPlan
-from kernels.float16_parts import power_scale, split_dot
-from kernels.launch import cdiv, launch
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.fft_conv.triton.plan import Operands, ToeplitzPlan
+from subquad.kernels.float16_parts import power_scale, split_dot
+from subquad.kernels.launch import cdiv, launch
 
 TAP_BLOCK = 1024
 """Number of taps that one program of `_taps_kernel` copies."""

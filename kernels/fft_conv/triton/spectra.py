@@ -25,8 +25,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import num_processors
-from kernels.fft_conv.triton.epilogue import (
+from subquad.kernels.device import num_processors
+from subquad.kernels.fft_conv.triton.epilogue import (
     Epilogue,
     Outputs,
     empty_outputs,
@@ -34,10 +34,10 @@ from kernels.fft_conv.triton.epilogue import (
     stride_arguments,
     tensor_arguments,
 )
-from kernels.fft_conv.triton.gates import Gated
-from kernels.fft_conv.triton.plan import RADIX, SpectraPlan, conv_options, conv_plan
-from kernels.fft_conv.triton.tables import TABLES
-from kernels.launch import cdiv, launch
+from subquad.kernels.fft_conv.triton.gates import Gated
+from subquad.kernels.fft_conv.triton.plan import RADIX, SpectraPlan, conv_options, conv_plan
+from subquad.kernels.fft_conv.triton.tables import TABLES
+from subquad.kernels.launch import cdiv, launch
 
 LARGEST = 32768.0
 """Upper bound of the magnitude of every float16 value, which the scales ensure."""

@@ -19,7 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from kernels.fft_conv.triton.plan import RADIX, LongPlan
+from subquad.kernels.fft_conv.triton.plan import RADIX, LongPlan
 
 Kept = TypeVar("Kept")
 

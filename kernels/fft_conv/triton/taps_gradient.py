@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import num_processors
-from kernels.fft_conv.chunked import correlated, fast_length
-from kernels.fft_conv.triton.plan import GRADIENT_OPTIONS, RADIX, gradient_plan
-from kernels.fft_conv.triton.tables import TABLES
-from kernels.launch import cdiv, launch
-from kernels.layout import strides
+from subquad.kernels.device import num_processors
+from subquad.kernels.fft_conv.chunked import correlated, fast_length
+from subquad.kernels.fft_conv.triton.plan import GRADIENT_OPTIONS, RADIX, gradient_plan
+from subquad.kernels.fft_conv.triton.tables import TABLES
+from subquad.kernels.launch import cdiv, launch
+from subquad.kernels.layout import strides
 
 LAG_BLOCK = 1024
 """Number of taps that one program of `_lags_kernel` computes."""

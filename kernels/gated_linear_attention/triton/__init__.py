@@ -40,7 +40,7 @@ H heads, K channels of keys, V channels of values, C positions in a chunk; `num_
 positions in a chunk.
 """
 
-from kernels.gated_linear_attention.triton.autograd import gated_linear_attention_triton
-from kernels.gated_linear_attention.triton.step import gated_linear_attention_step_triton
+from subquad.kernels.gated_linear_attention.triton.autograd import gated_linear_attention_triton
+from subquad.kernels.gated_linear_attention.triton.step import gated_linear_attention_step_triton
 
 __all__ = ["gated_linear_attention_step_triton", "gated_linear_attention_triton"]

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.gated_linear_attention.triton.passes import GradDtypes, Options, attend, backward
-from kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner, dense_channels
-from kernels.gated_linear_attention.triton.scores import ChunkFactors
-from kernels.layout import dense
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, Options, attend, backward
+from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner, dense_channels
+from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
+from subquad.kernels.layout import dense
 
 
 class GatedLinearAttention(OnceDifferentiable):

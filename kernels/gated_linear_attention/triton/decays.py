@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE
 
 NO_DECAY, HEAD_DECAY, CHANNEL_DECAY = tl.constexpr(NONE), tl.constexpr(HEAD), tl.constexpr(CHANNEL)
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.decays import (
+from subquad.kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
     LOWEST,
@@ -25,7 +25,7 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import (
+from subquad.kernels.gated_linear_attention.triton.plan import (
     HEAD,
     Plan,
     Strides,
@@ -34,8 +34,14 @@ from kernels.gated_linear_attention.triton.plan import (
     position_strides,
     strides_of,
 )
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_state, load_tile, store_tile
-from kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.gated_linear_attention.triton.tiles import (
+    as_operand,
+    chunk_span,
+    load_state,
+    load_tile,
+    store_tile,
+)
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 
 @triton.jit

@@ -7,13 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.grads import gla_grads
-from kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, Plan, Planner, decay_kind, dense_channels
-from kernels.gated_linear_attention.triton.read import gla_read
-from kernels.gated_linear_attention.triton.scores import NO_FACTORS, ChunkFactors, gla_scores
-from kernels.gated_linear_attention.triton.states import gla_states
-from kernels.gated_linear_attention.triton.walk import gla_walk
-from kernels.layout import dense
+from subquad.kernels.gated_linear_attention.triton.grads import gla_grads
+from subquad.kernels.gated_linear_attention.triton.plan import (
+    CHANNEL,
+    EndStates,
+    Plan,
+    Planner,
+    decay_kind,
+    dense_channels,
+)
+from subquad.kernels.gated_linear_attention.triton.read import gla_read
+from subquad.kernels.gated_linear_attention.triton.scores import NO_FACTORS, ChunkFactors, gla_scores
+from subquad.kernels.gated_linear_attention.triton.states import gla_states
+from subquad.kernels.gated_linear_attention.triton.walk import gla_walk
+from subquad.kernels.layout import dense
 
 
 class GradDtypes(NamedTuple):

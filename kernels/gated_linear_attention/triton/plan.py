@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from kernels.device import active_gpu, float32_products, interpreted, is_hopper
-from kernels.launch import CompileOptions, cdiv, power_of_2
+from subquad.kernels.device import active_gpu, float32_products, interpreted, is_hopper
+from subquad.kernels.launch import CompileOptions, cdiv, power_of_2
 
 NONE, HEAD, CHANNEL = 0, 1, 2
 """Kinds of decay: none, one log-decay for each head, or one for each channel."""

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.decays import NO_DECAY
-from kernels.gated_linear_attention.triton.plan import Plan, Strides, planned, position_strides
-from kernels.gated_linear_attention.triton.tiles import (
+from subquad.kernels.gated_linear_attention.triton.decays import NO_DECAY
+from subquad.kernels.gated_linear_attention.triton.plan import Plan, Strides, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.tiles import (
     as_operand,
     chunk_span,
     load_state,
@@ -19,7 +19,7 @@ from kernels.gated_linear_attention.triton.tiles import (
     load_transposed,
     store_tile,
 )
-from kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 
 @triton.jit

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.decays import (
+from subquad.kernels.gated_linear_attention.triton.decays import (
     HEAD_DECAY,
     LOWEST,
     decay_matrix,
@@ -23,9 +23,16 @@ from kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from kernels.gated_linear_attention.triton.plan import Plan, Strides, decay_kind, planned, position_strides, strides_of
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
-from kernels.launch import LaunchPlan, launch
+from subquad.kernels.gated_linear_attention.triton.plan import (
+    Plan,
+    Strides,
+    decay_kind,
+    planned,
+    position_strides,
+    strides_of,
+)
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
+from subquad.kernels.launch import LaunchPlan, launch
 
 
 @triton.jit

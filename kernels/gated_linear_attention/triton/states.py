@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, planned, position_strides
-from kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, load_transposed
-from kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, load_transposed
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 WHOLE, ENDS, REST = 0, 1, 2
 """Parts that a launch walks over: all of time, all segments but the last from zeros, or all from their states."""

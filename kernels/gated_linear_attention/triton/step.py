@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.decays import CHANNEL_DECAY, HEAD_DECAY, NO_DECAY
-from kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
+from subquad.kernels.gated_linear_attention.triton.decays import CHANNEL_DECAY, HEAD_DECAY, NO_DECAY
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
 
 
 @triton.jit

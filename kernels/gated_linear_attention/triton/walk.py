@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, Tile, planned, position_strides
-from kernels.gated_linear_attention.triton.states import ENDS, cut_time, launch_states
-from kernels.gated_linear_attention.triton.tiles import chunk_span, load_tile, store_tile
-from kernels.launch import LaunchPlan, cdiv, launch, power_of_2
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, Tile, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.states import ENDS, cut_time, launch_states
+from subquad.kernels.gated_linear_attention.triton.tiles import chunk_span, load_tile, store_tile
+from subquad.kernels.launch import LaunchPlan, cdiv, launch, power_of_2
 
 
 @triton.jit

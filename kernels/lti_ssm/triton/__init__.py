@@ -54,9 +54,9 @@ the second term of the taps (with gates in bfloat16, 4 N more in each for second
 
 from __future__ import annotations
 
-from kernels.lti_ssm.triton.calls import Plan, Planner
-from kernels.lti_ssm.triton.operator import lti_ssm_triton, lti_ssm_triton_bidirectional
-from kernels.lti_ssm.triton.plan import TUNING, Division, Tuning, backward_division, cheapest_division
+from subquad.kernels.lti_ssm.triton.calls import Plan, Planner
+from subquad.kernels.lti_ssm.triton.operator import lti_ssm_triton, lti_ssm_triton_bidirectional
+from subquad.kernels.lti_ssm.triton.plan import TUNING, Division, Tuning, backward_division, cheapest_division
 
 __all__ = [
     "TUNING",

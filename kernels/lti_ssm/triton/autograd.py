@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, save, saved
-from kernels.layout import dense
-from kernels.lti_ssm.triton.calls import lti_bwd, lti_fwd, prepare, prepare_bwd
-from kernels.transpose import time_last
+from subquad.kernels.autograd import OnceDifferentiable, save, saved
+from subquad.kernels.layout import dense
+from subquad.kernels.lti_ssm.triton.calls import lti_bwd, lti_fwd, prepare, prepare_bwd
+from subquad.kernels.transpose import time_last
 
 
 class LtiSsm(OnceDifferentiable):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.lti_ssm.triton.products import (
+from subquad.kernels.lti_ssm.triton.products import (
     add_product,
     as_factors,
     interleave,
@@ -31,8 +31,8 @@ from kernels.lti_ssm.triton.products import (
     split_terms,
     transpose_terms,
 )
-from kernels.lti_ssm.triton.scan import decay_states, scan_segments
-from kernels.lti_ssm.triton.tables import load_map, load_powers, load_toeplitz
+from subquad.kernels.lti_ssm.triton.scan import decay_states, scan_segments
+from subquad.kernels.lti_ssm.triton.tables import load_map, load_powers, load_toeplitz
 
 
 @triton.jit

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.launch import LaunchPlan, cdiv, launch, power_of_2
-from kernels.layout import TensorSpec
-from kernels.lti_ssm.triton.backward import _lti_bwd_kernel
-from kernels.lti_ssm.triton.forward import _lti_fwd_kernel
-from kernels.lti_ssm.triton.plan import (
+from subquad.kernels.launch import LaunchPlan, cdiv, launch, power_of_2
+from subquad.kernels.layout import TensorSpec
+from subquad.kernels.lti_ssm.triton.backward import _lti_bwd_kernel
+from subquad.kernels.lti_ssm.triton.forward import _lti_fwd_kernel
+from subquad.kernels.lti_ssm.triton.plan import (
     TUNING,
     Division,
     Tuning,
@@ -26,7 +26,7 @@ from kernels.lti_ssm.triton.plan import (
     num_near,
     padded_states,
 )
-from kernels.lti_ssm.triton.prepare import _prepare_bwd_kernel, _prepare_kernel
+from subquad.kernels.lti_ssm.triton.prepare import _prepare_bwd_kernel, _prepare_kernel
 
 
 class Plan:

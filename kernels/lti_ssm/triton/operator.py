@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.autograd import needs_gradient
-from kernels.layout import dense, spec
-from kernels.lti_ssm.chunked import powers_sum
-from kernels.lti_ssm.triton.autograd import LtiSsm
-from kernels.lti_ssm.triton.calls import Planner, lti_fwd, prepare
-from kernels.ssm_kernel.chunked import widen
-from kernels.ssm_kernel.discretize import discretize
-from kernels.transpose import time_last
+from subquad.kernels.autograd import needs_gradient
+from subquad.kernels.layout import dense, spec
+from subquad.kernels.lti_ssm.chunked import powers_sum
+from subquad.kernels.lti_ssm.triton.autograd import LtiSsm
+from subquad.kernels.lti_ssm.triton.calls import Planner, lti_fwd, prepare
+from subquad.kernels.ssm_kernel.chunked import widen
+from subquad.kernels.ssm_kernel.discretize import discretize
+from subquad.kernels.transpose import time_last
 
 PLANNER = Planner()
 

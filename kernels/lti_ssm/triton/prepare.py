@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.lti_ssm.triton.products import interleave
-from kernels.ssm_kernel.system import (
+from subquad.kernels.lti_ssm.triton.products import interleave
+from subquad.kernels.ssm_kernel.system import (
     abar,
     entry,
     entry_gradient,

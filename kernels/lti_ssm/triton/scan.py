@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.lti_ssm.triton.products import interleave, multiply, split_parts
+from subquad.kernels.lti_ssm.triton.products import interleave, multiply, split_parts
 
 
 @triton.jit

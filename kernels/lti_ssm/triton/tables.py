@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.lti_ssm.triton.products import load_parts, multiply
+from subquad.kernels.lti_ssm.triton.products import load_parts, multiply
 
 
 @triton.jit

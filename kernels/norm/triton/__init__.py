@@ -17,6 +17,6 @@ D <= 8192. Bytes, with e_x, e_r, e_y those of an element of x, residual and y: e
 e_y + 3 e_r + e_x; without a residual e_x + e_y and e_y + 2 e_x. FLOPs: about 8 an element forward and 16 backward.
 """
 
-from kernels.norm.triton.autograd import norm_triton
+from subquad.kernels.norm.triton.autograd import norm_triton
 
 __all__ = ["norm_triton"]

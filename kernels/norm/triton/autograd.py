@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.layout import dense
-from kernels.norm.triton.backward import norm_bwd
-from kernels.norm.triton.forward import Statistics, gate_rows, norm_fwd
-from kernels.norm.triton.plan import TUNING, Tuning
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.layout import dense
+from subquad.kernels.norm.triton.backward import norm_bwd
+from subquad.kernels.norm.triton.forward import Statistics, gate_rows, norm_fwd
+from subquad.kernels.norm.triton.plan import TUNING, Tuning
 
 
 class Norm(OnceDifferentiable):

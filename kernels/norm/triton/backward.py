@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import launch
-from kernels.norm.triton.forward import Statistics, gate_rows, num_heads, weight_rows
-from kernels.norm.triton.plan import TUNING, Tuning, backward_plan
-from kernels.sums import parameter_gradients
+from subquad.kernels.launch import launch
+from subquad.kernels.norm.triton.forward import Statistics, gate_rows, num_heads, weight_rows
+from subquad.kernels.norm.triton.plan import TUNING, Tuning, backward_plan
+from subquad.kernels.sums import parameter_gradients
 
 SUM_ROWS = 128
 """Rows of partial sums that are loaded at once."""

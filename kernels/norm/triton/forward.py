@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import launch
-from kernels.norm.triton.plan import TUNING, Tuning, forward_plan
+from subquad.kernels.launch import launch
+from subquad.kernels.norm.triton.plan import TUNING, Tuning, forward_plan
 
 
 class GateRows(NamedTuple):

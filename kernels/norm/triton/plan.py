@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.device import num_processors
-from kernels.launch import CompileOptions, cdiv, power_of_2
+from subquad.kernels.device import num_processors
+from subquad.kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 class Tuning(NamedTuple):

@@ -33,8 +33,8 @@ Names: p_ pointer, o_ offset, m_ mask, b_ value of every thread.
 
 from __future__ import annotations
 
-from kernels.selective_scan.triton.autograd import selective_scan_triton
-from kernels.selective_scan.triton.plan import TUNING, Tile, Tuning
-from kernels.selective_scan.triton.step import selective_scan_step_triton
+from subquad.kernels.selective_scan.triton.autograd import selective_scan_triton
+from subquad.kernels.selective_scan.triton.plan import TUNING, Tile, Tuning
+from subquad.kernels.selective_scan.triton.step import selective_scan_step_triton
 
 __all__ = ["TUNING", "Tile", "Tuning", "selective_scan_step_triton", "selective_scan_triton"]

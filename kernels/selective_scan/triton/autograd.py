@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.layout import dense
-from kernels.selective_scan.triton.backward import scan_backward
-from kernels.selective_scan.triton.forward import scan_forward
-from kernels.selective_scan.triton.inputs import ScanInputs, contiguous_channels, prepare_inputs
-from kernels.selective_scan.triton.plan import TUNING, Tuning
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.layout import dense
+from subquad.kernels.selective_scan.triton.backward import scan_backward
+from subquad.kernels.selective_scan.triton.forward import scan_forward
+from subquad.kernels.selective_scan.triton.inputs import ScanInputs, contiguous_channels, prepare_inputs
+from subquad.kernels.selective_scan.triton.plan import TUNING, Tuning
 
 
 class SelectiveScan(OnceDifferentiable):

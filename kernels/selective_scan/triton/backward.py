@@ -39,8 +39,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import LaunchPlan, launch
-from kernels.selective_scan.triton.arithmetic import (
+from subquad.kernels.launch import LaunchPlan, launch
+from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     and_each,
     decay_of,
@@ -55,11 +55,11 @@ from kernels.selective_scan.triton.arithmetic import (
     sum_channels_each,
     zero_each,
 )
-from kernels.selective_scan.triton.backward_matrix import _scan_bwd_matrix_kernel
-from kernels.selective_scan.triton.backward_segments import gradients_behind_segments
-from kernels.selective_scan.triton.backward_sums import add_sums
-from kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides
-from kernels.selective_scan.triton.lanes import (
+from subquad.kernels.selective_scan.triton.backward_matrix import _scan_bwd_matrix_kernel
+from subquad.kernels.selective_scan.triton.backward_segments import gradients_behind_segments
+from subquad.kernels.selective_scan.triton.backward_sums import add_sums
+from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides
+from subquad.kernels.selective_scan.triton.lanes import (
     column_of_sum,
     from_lane_each,
     join_steps,
@@ -69,7 +69,7 @@ from kernels.selective_scan.triton.lanes import (
     sum_lanes_of_steps,
     sum_warps,
 )
-from kernels.selective_scan.triton.memory import (
+from subquad.kernels.selective_scan.triton.memory import (
     at_step,
     batch_row,
     channel_pointers,
@@ -84,7 +84,7 @@ from kernels.selective_scan.triton.memory import (
     store_scratch,
     store_states,
 )
-from kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
+from subquad.kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
 
 
 @triton.jit(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.arithmetic import (
+from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     multiply_add_each,
     multiply_each,
@@ -20,7 +20,7 @@ from kernels.selective_scan.triton.arithmetic import (
     sum_channels_each,
     zero_each,
 )
-from kernels.selective_scan.triton.channel_sums import (
+from subquad.kernels.selective_scan.triton.channel_sums import (
     add_channel_sums,
     column_of_sum,
     put_terms,
@@ -28,15 +28,15 @@ from kernels.selective_scan.triton.channel_sums import (
     step_of_sum,
     warp_barrier,
 )
-from kernels.selective_scan.triton.forward_matrix import locate_pairs
-from kernels.selective_scan.triton.lanes import (
+from subquad.kernels.selective_scan.triton.forward_matrix import locate_pairs
+from subquad.kernels.selective_scan.triton.lanes import (
     from_lane_each,
     opaque_each,
     opaque_int32_each,
     sum_lanes_of_steps,
     sum_warps,
 )
-from kernels.selective_scan.triton.matrix import (
+from subquad.kernels.selective_scan.triton.matrix import (
     ROW,
     dot_step,
     dot_steps,
@@ -56,7 +56,7 @@ from kernels.selective_scan.triton.matrix import (
     unpack,
     words_of,
 )
-from kernels.selective_scan.triton.memory import (
+from subquad.kernels.selective_scan.triton.memory import (
     at_step,
     load_channels,
     load_states,

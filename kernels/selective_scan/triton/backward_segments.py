@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import LaunchPlan, launch
-from kernels.selective_scan.triton.arithmetic import (
+from subquad.kernels.launch import LaunchPlan, launch
+from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
     exp_or_exp2,
@@ -28,11 +28,11 @@ from kernels.selective_scan.triton.arithmetic import (
     step_size_each,
     zero_each,
 )
-from kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides
-from kernels.selective_scan.triton.lanes import (
+from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides
+from subquad.kernels.selective_scan.triton.lanes import (
     from_lane_each,
 )
-from kernels.selective_scan.triton.memory import (
+from subquad.kernels.selective_scan.triton.memory import (
     batch_row,
     channel_pointers,
     load_channels,
@@ -42,8 +42,8 @@ from kernels.selective_scan.triton.memory import (
     store_channel_sums,
     store_states,
 )
-from kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
-from kernels.selective_scan.triton.segments import ends_to_starts
+from subquad.kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
+from subquad.kernels.selective_scan.triton.segments import ends_to_starts
 
 
 @triton.jit(

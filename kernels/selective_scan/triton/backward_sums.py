@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import LaunchPlan, cdiv, launch
-from kernels.selective_scan.triton.inputs import Plan, ScanInputs
-from kernels.sums import COLUMNS, ROWS, column_sums
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs
+from subquad.kernels.sums import COLUMNS, ROWS, column_sums
 
 
 @triton.jit

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import LaunchPlan, cdiv, launch
-from kernels.selective_scan.triton.arithmetic import (
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
     and_each,
@@ -30,10 +30,10 @@ from kernels.selective_scan.triton.arithmetic import (
     step_size_each,
     zero_each,
 )
-from kernels.selective_scan.triton.forward_matrix import _scan_fwd_matrix_kernel
-from kernels.selective_scan.triton.inputs import Plan, ScanInputs
-from kernels.selective_scan.triton.lanes import from_lane_each, sum_lanes_of_steps
-from kernels.selective_scan.triton.memory import (
+from subquad.kernels.selective_scan.triton.forward_matrix import _scan_fwd_matrix_kernel
+from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs
+from subquad.kernels.selective_scan.triton.lanes import from_lane_each, sum_lanes_of_steps
+from subquad.kernels.selective_scan.triton.memory import (
     at_step,
     batch_row,
     channel_pointers,
@@ -45,8 +45,8 @@ from kernels.selective_scan.triton.memory import (
     store_channel_sums,
     store_states,
 )
-from kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
-from kernels.selective_scan.triton.segments import ends_to_starts
+from subquad.kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
+from subquad.kernels.selective_scan.triton.segments import ends_to_starts
 
 
 @triton.jit(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.arithmetic import (
+from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
     multiply_each,
@@ -20,9 +20,9 @@ from kernels.selective_scan.triton.arithmetic import (
     step_size_each,
     zero_each,
 )
-from kernels.selective_scan.triton.copies import copied_words, copy_word, end_copies, shared_slots, wait_copies
-from kernels.selective_scan.triton.lanes import from_lane_each
-from kernels.selective_scan.triton.matrix import (
+from subquad.kernels.selective_scan.triton.copies import copied_words, copy_word, end_copies, shared_slots, wait_copies
+from subquad.kernels.selective_scan.triton.lanes import from_lane_each
+from subquad.kernels.selective_scan.triton.matrix import (
     dot_step,
     dot_steps,
     load_state_pairs,
@@ -33,7 +33,13 @@ from kernels.selective_scan.triton.matrix import (
     unpack,
     words_of,
 )
-from kernels.selective_scan.triton.memory import at_step, load_channels, load_states, store_channel_sums, store_states
+from subquad.kernels.selective_scan.triton.memory import (
+    at_step,
+    load_channels,
+    load_states,
+    store_channel_sums,
+    store_states,
+)
 
 AHEAD = tl.constexpr(3)
 """Groups of eight steps that are copied to shared memory before they are computed."""

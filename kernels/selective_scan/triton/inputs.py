@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.device import interpreted, num_processors, speaks_ptx
-from kernels.launch import cdiv
-from kernels.selective_scan.triton.plan import Division, Tuning, choose_division, padded_states
+from subquad.kernels.device import interpreted, num_processors, speaks_ptx
+from subquad.kernels.launch import cdiv
+from subquad.kernels.selective_scan.triton.plan import Division, Tuning, choose_division, padded_states
 
 MAX_STRIDE_BYTES = 2**31 - 1
 """The kernels compute the byte offset of a step with a stride of 32 bits."""

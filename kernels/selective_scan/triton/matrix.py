@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.memory import at_step, load
+from subquad.kernels.selective_scan.triton.memory import at_step, load
 
 ROW = tl.constexpr(40)
 """Floats from one row [B_t, C_t] in shared memory to the next: 32 and a gap that keeps rows in different banks."""

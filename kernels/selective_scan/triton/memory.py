@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.lanes import sum_lanes
+from subquad.kernels.selective_scan.triton.lanes import sum_lanes
 
 
 @triton.jit

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kernels.device import speaks_ptx
-from kernels.launch import CompileOptions, cdiv, power_of_2
+from subquad.kernels.device import speaks_ptx
+from subquad.kernels.launch import CompileOptions, cdiv, power_of_2
 
 
 @dataclass(frozen=True, eq=False)

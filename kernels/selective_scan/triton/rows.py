@@ -12,8 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.lanes import from_lane
-from kernels.selective_scan.triton.memory import at_step, load
+from subquad.kernels.selective_scan.triton.lanes import from_lane
+from subquad.kernels.selective_scan.triton.memory import at_step, load
 
 
 @triton.jit

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import LaunchPlan, cdiv, launch, power_of_2
-from kernels.selective_scan.triton.arithmetic import LOG2E
-from kernels.selective_scan.triton.inputs import Plan
+from subquad.kernels.launch import LaunchPlan, cdiv, launch, power_of_2
+from subquad.kernels.selective_scan.triton.arithmetic import LOG2E
+from subquad.kernels.selective_scan.triton.inputs import Plan
 
 
 @triton.jit(do_not_specialize=["splits"])

@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import speaks_ptx
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.selective_scan.triton.arithmetic import LOG2E, decay_of, sigmoid, step_size
+from subquad.kernels.device import speaks_ptx
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, decay_of, sigmoid, step_size
 
 STATE_ELEMENTS = 1024
 """Number of elements of the state on which one program works."""

@@ -11,8 +11,8 @@ kernel goes back through time (dk, dv, du), one forward (dw). Results are determ
 
 from __future__ import annotations
 
-from kernels.wkv.triton.autograd import wkv_triton
-from kernels.wkv.triton.plan import TUNING, Tuning
-from kernels.wkv.triton.step import wkv_step_triton
+from subquad.kernels.wkv.triton.autograd import wkv_triton
+from subquad.kernels.wkv.triton.plan import TUNING, Tuning
+from subquad.kernels.wkv.triton.step import wkv_step_triton
 
 __all__ = ["TUNING", "Tuning", "wkv_step_triton", "wkv_triton"]

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.device import num_processors, speaks_ptx
-from kernels.launch import launch
-from kernels.layout import dense
-from kernels.wkv.triton.backward import _wkv_bwd_kernel, _wkv_decay_kernel
-from kernels.wkv.triton.forward import _wkv_fwd_kernel
-from kernels.wkv.triton.plan import TUNING, Plan, Tuning, choose_plan
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.device import num_processors, speaks_ptx
+from subquad.kernels.launch import launch
+from subquad.kernels.layout import dense
+from subquad.kernels.wkv.triton.backward import _wkv_bwd_kernel, _wkv_decay_kernel
+from subquad.kernels.wkv.triton.forward import _wkv_fwd_kernel
+from subquad.kernels.wkv.triton.plan import TUNING, Plan, Tuning, choose_plan
 
 
 def _channels(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.wkv.triton.arithmetic import add, empty, exp, fold, load_state, load_steps, locate, store_state
+from subquad.kernels.wkv.triton.arithmetic import add, empty, exp, fold, load_state, load_steps, locate, store_state
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.wkv.triton.arithmetic import add, empty, exp, fold, load_state, load_steps, locate, store_state
+from subquad.kernels.wkv.triton.arithmetic import add, empty, exp, fold, load_state, load_steps, locate, store_state
 
 
 @triton.jit(do_not_specialize=["T", "segment", "splits", "k_stride_b", "k_stride_t", "v_stride_b", "v_stride_t"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kernels.launch import cdiv, power_of_2
+from subquad.kernels.launch import cdiv, power_of_2
 
 
 @dataclass(frozen=True)

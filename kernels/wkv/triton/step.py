@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import speaks_ptx
-from kernels.launch import cdiv, launch
-from kernels.layout import dense
-from kernels.wkv.triton.arithmetic import add, exp
+from subquad.kernels.device import speaks_ptx
+from subquad.kernels.launch import cdiv, launch
+from subquad.kernels.layout import dense
+from subquad.kernels.wkv.triton.arithmetic import add, exp
 
 BLOCK_D = 128
 

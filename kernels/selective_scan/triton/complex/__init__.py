@@ -23,8 +23,8 @@ states of a group again.
 
 from __future__ import annotations
 
-from kernels.selective_scan.triton.complex.autograd import selective_scan_complex
-from kernels.selective_scan.triton.complex.plan import TUNING, Tuning
-from kernels.selective_scan.triton.complex.step import selective_scan_step_complex
+from subquad.kernels.selective_scan.triton.complex.autograd import selective_scan_complex
+from subquad.kernels.selective_scan.triton.complex.plan import TUNING, Tuning
+from subquad.kernels.selective_scan.triton.complex.step import selective_scan_step_complex
 
 __all__ = ["TUNING", "Tuning", "selective_scan_complex", "selective_scan_step_complex"]

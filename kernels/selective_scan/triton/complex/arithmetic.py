@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, step_size
+from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, step_size
 
 
 @triton.jit

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
-from kernels.device import num_processors, speaks_ptx
-from kernels.launch import cdiv, launch
-from kernels.layout import as_pairs, dense
-from kernels.selective_scan.triton.complex.backward import _complex_bwd_kernel
-from kernels.selective_scan.triton.complex.forward import _complex_fwd_kernel, _complex_pass_kernel
-from kernels.selective_scan.triton.complex.plan import TUNING, Plan, Tuning, choose_plan
-from kernels.selective_scan.triton.inputs import contiguous_channels, time_strides
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.device import num_processors, speaks_ptx
+from subquad.kernels.launch import cdiv, launch
+from subquad.kernels.layout import as_pairs, dense
+from subquad.kernels.selective_scan.triton.complex.backward import _complex_bwd_kernel
+from subquad.kernels.selective_scan.triton.complex.forward import _complex_fwd_kernel, _complex_pass_kernel
+from subquad.kernels.selective_scan.triton.complex.plan import TUNING, Plan, Tuning, choose_plan
+from subquad.kernels.selective_scan.triton.inputs import contiguous_channels, time_strides
 
 
 class _Inputs(NamedTuple):

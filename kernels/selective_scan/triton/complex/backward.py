@@ -20,8 +20,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.selective_scan.triton.arithmetic import sigmoid
-from kernels.selective_scan.triton.complex.arithmetic import (
+from subquad.kernels.selective_scan.triton.arithmetic import sigmoid
+from subquad.kernels.selective_scan.triton.complex.arithmetic import (
     add_scaled,
     conjugate,
     conjugate_product,

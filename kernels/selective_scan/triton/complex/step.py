@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.device import speaks_ptx
-from kernels.launch import cdiv, launch, power_of_2
-from kernels.layout import dense
-from kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
-from kernels.selective_scan.triton.complex.arithmetic import sin_cos
-from kernels.selective_scan.triton.step import map_strides
+from subquad.kernels.device import speaks_ptx
+from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense
+from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
+from subquad.kernels.selective_scan.triton.complex.arithmetic import sin_cos
+from subquad.kernels.selective_scan.triton.step import map_strides
 
 STATES = 512
 """Number of complex states on which one program works."""

@@ -117,15 +117,18 @@ class InContextRecall(Recall):
         noise = rng.random((num_rows, pairs)) < self.frac_noise
         noise[np.arange(num_rows), rng.integers(0, pairs - 1, num_rows)] = False
         noise[:, -1] = False
-        shown = np.zeros((num_rows, num_keys), dtype=bool)
+        shown, real = np.zeros((num_rows, num_keys), dtype=bool), ~noise
         repeated = np.zeros((num_rows, pairs), dtype=bool)
-        every = np.arange(num_rows)
+        # flat places of the keys, which numpy finds in half the time of pairs of indices
+        flat, first = shown.reshape(-1), np.arange(num_rows) * num_keys
         for i in range(pairs):
             if i == pairs - 1:
                 # the largest of independent uniform numbers falls on every key that was shown with equal probability
                 keys[:, i] = np.where(shown, rng.random(shown.shape), -1.0).argmax(axis=1)
-            repeated[:, i] = shown[every, keys[:, i]] & ~noise[:, i]
-            shown[every, keys[:, i]] |= ~noise[:, i]
+            places = first + keys[:, i]
+            before = flat[places]
+            repeated[:, i] = before & real[:, i]
+            flat[places] = before | real[:, i]
         rows = np.stack([keys, np.take_along_axis(values, keys, axis=1)], axis=2)
         if self.num_noise:
             rows = np.where(noise[:, :, None], rng.integers(first_noise, self.vocab_size, rows.shape), rows)

@@ -94,8 +94,10 @@ EPOCH_ON_TEST = "◊"
 """Weights of the best epoch, by the rows of the test."""
 EDGE = "⌉"
 """The chosen value of a setting is the smallest or the largest that the grid has, so a better one may lie beyond it."""
+NOISY = "⇕"
+"""A timing, or a ratio of timings, whose raw samples have a spread above `judge.LARGE_SPREAD`."""
 
-MARKS = (REDUCED, FEW_SEEDS, STAND_IN, MIXED, SELECTED, SELECTED_ON_TEST, EPOCH_ON_TEST, EDGE)
+MARKS = (REDUCED, FEW_SEEDS, STAND_IN, MIXED, SELECTED, SELECTED_ON_TEST, EPOCH_ON_TEST, EDGE, NOISY)
 """All marks, in the order in which they stand behind a value."""
 
 
@@ -121,7 +123,9 @@ def shared_unit(units: Iterable[str]) -> str:
 
 
 def fixed(value: float, decimals: int, sign: bool = False) -> str:
-    """A number with a fixed count of decimals and no negative zero."""
+    """A number with a fixed count of decimals and no negative zero; 1234 with -2 decimals is 1200."""
+    if decimals < 0:
+        value, decimals = round(value, decimals), 0
     text = f"{value:+.{decimals}f}" if sign else f"{value:.{decimals}f}"
     if float(text) == 0:
         text = text.replace("-", "+") if sign else text.lstrip("-")

@@ -19,6 +19,7 @@ from subquad.reports.render.document import (
     EPOCH_ON_TEST,
     FEW_SEEDS,
     MIXED,
+    NOISY,
     REDUCED,
     SELECTED,
     SELECTED_ON_TEST,
@@ -42,6 +43,8 @@ Verdict = Literal[
 
 FEWEST_SEEDS = 3
 """Cells with fewer seeds are marked, and counted apart."""
+LARGE_SPREAD = 0.05
+"""Timings with a larger spread are marked."""
 DEVICE_UNITS = ("us", "ms", "s", "minutes", "hours", "steps/s", "tokens/s", "K tokens/s", "MiB", "GiB")
 """Units of times, speeds and memory, which belong to the device on which they were measured."""
 OUTRIGHT = 5
@@ -89,6 +92,15 @@ class Cell:
         """Whether the mean is of fewer seeds than a judgement should rest on. A timing has samples, and no seeds."""
         return FEW_SEEDS in self.marks
 
+    def decimals(self, most: int) -> int:
+        """Decimals to print, at most these: the last digit of a timing is the first of half its interquartile range.
+
+        0.2851 with a spread of 10 % has two decimals. One digit other than zero stays, whatever the spread.
+        """
+        if not self.spread or not self.mean:
+            return most
+        return min(most, -math.floor(math.log10(min(self.spread, 1) * abs(self.mean))))
+
     @property
     def missing(self) -> bool:
         """Whether the grid asks for this cell and no run of it has ended."""
@@ -114,6 +126,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     chosen_on_test = bool(chosen) and _by_test(plan, runs)
     epoch_on_test = bool(values) and _best_epoch_of_test(plan, column, runs)
     mixed = operator_mix({"operators": run.operators} for run in seeds.runs) or ""
+    width = spread(samples[0]) if len(samples) == len(values) == 1 else None
     applies = {
         REDUCED: plan.reduced and bool(runs),
         FEW_SEEDS: 0 < len(values) < FEWEST_SEEDS and not plan.config.timed,
@@ -123,6 +136,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         SELECTED_ON_TEST: chosen_on_test,
         EPOCH_ON_TEST: epoch_on_test,
         EDGE: bool(chosen) and any(tried[run.run_id].at_edge for run in runs),
+        NOISY: width is not None and width > LARGE_SPREAD,
     }
     cell = Cell(
         row=row,
@@ -132,7 +146,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         sd=statistics.stdev(values) if len(values) > 1 else None,
         values=tuple(values),
         median=statistics.median(values) if values else None,
-        spread=spread(samples[0]) if len(samples) == len(values) == 1 else None,
+        spread=width,
         num_seeds=len(values),
         planned=max(plan.num_seeds, seeds.num_started),
         failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),
@@ -202,7 +216,8 @@ def _speedup(plan: Plan, cell: Cell, found: Mapping[tuple[str, str], Cell]) -> C
         return replace(cell, planned=1)
     value = max(ratios) if take == "max" else statistics.fmean(ratios)
     run_ids = dict.fromkeys(run_id for pair in pairs for part in pair for run_id in part.run_ids)
-    marks = tuple(mark for mark in (REDUCED,) if plan.reduced)
+    noisy = any(NOISY in part.marks for pair in pairs for part in pair)
+    marks = tuple(mark for mark, used in ((REDUCED, plan.reduced), (NOISY, noisy)) if used)
     filled = replace(cell, mean=value, values=(value,), median=value, num_seeds=1, planned=1, unit="x", marks=marks)
     return _compared(plan, replace(filled, run_ids=tuple(run_ids)), "")
 

@@ -48,7 +48,7 @@ def document(report: Report) -> Document:
     return Document(
         name=report.experiment,
         title=f"{report.experiment}: {report.title}",
-        where=f"{named}scale: {report.scale}",
+        where=f"{named}scale: {report.scale}" + (f"; device: {report.device}" if report.device else ""),
         grids=tuple(grids(report)),
         notes=report.notes,
         provenance=report.provenance,
@@ -152,6 +152,7 @@ def ours_text(cell: Cell, decimals: int) -> str:
     if cell.mean is None:
         text = ", ".join(kind for kind, _ in cell.failures) or DASH
     else:
+        decimals = cell.decimals(decimals)
         text = fixed(cell.mean, decimals) + ("" if cell.sd is None else f" ± {fixed(cell.sd, decimals)}")
     return text + "".join(cell.marks)
 
@@ -173,7 +174,7 @@ def _success(cell: Cell) -> str:
 
 
 def _difference(cell: Cell, decimals: int) -> str:
-    return "" if cell.difference is None else fixed(cell.difference, decimals, sign=True)
+    return "" if cell.difference is None else fixed(cell.difference, cell.decimals(decimals), sign=True)
 
 
 def seeds_text(cell: Cell) -> str:

@@ -76,7 +76,8 @@ function drawCells() {
   host.append(element("p", { class: "muted" },
     "Every dot is a seed, the upright line is the paper's value. A click on a line shows command, settings, device and curves. " +
     "† reduced scale, ‡ fewer than three seeds, § stand-in data, ¶ runs of different operators, * the best of several values of a " +
-    "setting, ‖ the same chosen on test rows, ◊ the best epoch chosen on test rows, ⌉ a value at the edge of those tried."));
+    "setting, ‖ the same chosen on test rows, ◊ the best epoch chosen on test rows, ⌉ a value at the edge of those tried, " +
+    "⇕ a timing whose samples spread by more than 5 %."));
   // what most readers look for stands first: cells with a verdict, then those with a value
   const rank = (cell) => (cell.mean === null ? 2 : cell.verdict ? 0 : 1);
   return table(host, {

@@ -191,6 +191,7 @@ ESCAPES = {
     "‖": r"$^\|$",
     "◊": r"$^\diamond$",
     "⌉": r"$^\rceil$",
+    "⇕": r"$^\Updownarrow$",
     "§": r"$^\S$",
     "¶": r"$^\P$",
     "…": r"\ldots{}",

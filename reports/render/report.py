@@ -21,6 +21,7 @@ from subquad.reports.render.document import (
     EPOCH_ON_TEST,
     FEW_SEEDS,
     MIXED,
+    NOISY,
     REDUCED,
     SELECTED,
     SELECTED_ON_TEST,
@@ -28,7 +29,17 @@ from subquad.reports.render.document import (
     shared_unit,
 )
 from subquad.reports.render.figure import Figure, make_figure
-from subquad.reports.render.judge import FEWEST_SEEDS, OUTRIGHT, Cell, Sensitivity, make_cell, sensitivities, speedups
+from subquad.reports.render.judge import (
+    DEVICE_UNITS,
+    FEWEST_SEEDS,
+    LARGE_SPREAD,
+    OUTRIGHT,
+    Cell,
+    Sensitivity,
+    make_cell,
+    sensitivities,
+    speedups,
+)
 from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
 from subquad.reports.render.rows import StoredRun, as_rows, load_runs
 from subquad.reports.render.selection import Settled, select_runs
@@ -277,8 +288,16 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         notes.append(f"{EDGE} the chosen value is the smallest or the largest that was tried{where}")
     if plan.config.timed:
         notes.append(
-            "a value is the median of raw samples; spread: half the distance between their quartiles, over the median"
+            "a value is the median of raw samples, without the digits that their spread leaves open; spread: half the "
+            "distance between their quartiles, over the median"
         )
+    if NOISY in used:
+        notes.append(f"{NOISY} half the distance between the quartiles is above {LARGE_SPREAD:.0%} of the median")
+    if any(cell.unit in DEVICE_UNITS for cell in cells):
+        notes += [
+            f"busy machine: {device}; what shares a device is slower than alone"
+            for device in sorted({run.device for run in runs if run.device.endswith("runs at a time")})
+        ]
     asked = [cell for cell in cells if cell.planned]
     missing = sum(cell.missing for cell in asked)
     outside = sum(cell.missing and not plan.points_of(cell.row, cell.column) for cell in asked)

@@ -9,6 +9,7 @@ import pytest
 from subquad.reports.render import build, render
 from subquad.reports.render.board import crossovers
 from subquad.reports.render.draw import draw
+from subquad.reports.render.layout import ours_text
 from subquad.reports.render.plan import plain_table
 from subquad.run_suite import REPOSITORY
 from subquad.suite.settings.config import ExperimentConfig
@@ -133,9 +134,40 @@ def test_a_time_has_its_unit_and_the_spread_of_its_samples_and_no_seeds(make):
     assert "ours (ms)" in text
     assert "| spread |" in text.replace("  ", "")
     assert "seed" not in text
-    assert "0.4000" in text
-    assert any("2.0%" in line and "0.4000" in line for line in text.splitlines())
+    # two percent of 0.4 are 0.008
+    assert any("2.0%" in line and "0.400 " in line for line in text.splitlines())
+    assert "0.4000" not in text
     assert not report.costs
+
+
+@pytest.mark.parametrize(
+    ("time", "spread", "text"),
+    [
+        (0.2851, 0.1, "0.29⇕"),
+        (0.2851, 0.04, "0.29"),
+        (0.2851, 0.001, "0.2851"),
+        (0.2851, 0.0, "0.2851"),
+        # one digit other than zero stays
+        (0.2851, 4.0, "0.3⇕"),
+        (1421.15, 0.2, "1400⇕"),
+    ],
+)
+def test_the_digits_of_a_time_end_where_its_spread_begins_and_a_large_one_is_marked(make, time, spread, text):
+    rows = series("scan", dict.fromkeys(LENGTHS, time))
+    for row in rows:
+        if row["metric"] == "time":
+            row["samples"] = [(1 - spread) * time, time, (1 + spread) * time]
+    report = make(rows)
+    assert [ours_text(cell(report, "Scan", f"T={n}"), report.decimals) for n in LENGTHS] == [text] * 3
+    assert ("⇕ half the distance between the quartiles is above 5% of the median" in report.notes) == ("⇕" in text)
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H200", "NVIDIA H200, 7 runs at a time"])
+def test_the_table_names_its_device_and_says_where_other_runs_shared_it(make, device):
+    text = render(make(series("scan", SCAN, device=device)), "terminal")
+    assert f"scale: paper; device: {device}\n" in text
+    busy = "busy machine: NVIDIA H200, 7 runs at a time; what shares a device is slower than alone"
+    assert (busy in text) == ("7" in device)
 
 
 def test_a_mean_over_settings_waits_for_all_and_has_no_spread_of_samples(make):

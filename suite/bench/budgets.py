@@ -6,7 +6,8 @@ figures (`suite.bench.disassembly`) are compared with those in a committed file:
     {"signatures": {VARIANT: "x:*bf16/16 T:i32/16 bias=None"},
      "budgets": {TRITON VERSION: {TARGET: {VARIANT: {"registers": 40, "spills": 0, "stack": 0, "shared": 0,
                                                      "instructions": 512, "matrix": {}, "loads": {"16": 8}}}}},
-     "digests": {TRITON VERSION: {TARGET: {VARIANT: "91c4e0b7d2a35f68"}}}}
+     "digests": {TRITON VERSION: {TARGET: {VARIANT: "91c4e0b7d2a35f68"}}},
+     "calls": {TRITON VERSION: {TARGET: {CASE: "1 _fwd_kernel, 1 _sum_kernel; 1 zeros; 4096"}}}}
 
 A variant is `op/kernel[pointer types, constants, options]#digits`, where the digits are a digest of its signature.
 Where a variant cannot be compiled for a target, or takes more shared memory than the target has, the reason stands in
@@ -15,7 +16,11 @@ place of figures. Each variant has one line, so that a diff of the file lists wh
 A figure may not exceed its budget; only instructions may, by 5 %, because their number says little about time. There
 may not be fewer matrix instructions of a kind than the budget says, the narrowest load and the mean load may not be
 narrower, and no instruction may read a register that nothing has written. A variant without a budget and a budget
-without a variant are violations, too. Budgets hold for one version of Triton; with another, nothing can be checked.
+without a variant are violations, too; where both are of one kernel, as after another tile, the line has both figures.
+Budgets hold for one version of Triton; with another, nothing can be checked.
+
+A launcher costs time, too: for a call of each case the file has the kernels, the other operations that start something
+on a GPU, and the bytes that it allocates (`suite.bench.calls`). None of the three numbers may rise.
 
 The digests are those of the source that the budgets were written from (`Launch.digest`). A variant with the same digest
 would be compiled to the same machine code, so the quick tier of the tests does not compile it again.
@@ -25,15 +30,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
+from subquad.suite.bench.calls import Calls, by_targets, compared
 from subquad.suite.bench.compile import TARGETS
 from subquad.suite.bench.disassembly import Figures
 from subquad.suite.environment import REPOSITORY, import_path
@@ -74,6 +81,7 @@ class Collection:
     found:       figures by target and variant, of the variants that were compiled.
     unavailable: by target, the reason why Triton cannot compile for it.
     failures:    a line for each case whose kernels could not be recorded.
+    calls:       by target and case, what one call starts and allocates.
     """
 
     triton: str
@@ -83,18 +91,19 @@ class Collection:
     found: dict[str, dict[str, Found]]
     unavailable: dict[str, str]
     failures: tuple[str, ...]
+    calls: dict[str, dict[str, Calls]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One line that says which kernel on which target violates what."""
+    """One line that says which kernel or call on which target violates what; without both, the problem says it."""
 
     variant: str
     target: str
     problem: str
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.variant, self.target))) + f": {self.problem}"
+        return ": ".join(filter(None, (f"{self.variant} {self.target}".strip(), self.problem)))
 
 
 WRONG = "the compiler made wrong code"
@@ -193,6 +202,10 @@ def collect(
         found=found,
         unavailable=first["unavailable"],
         failures=tuple(first["failures"]),
+        calls={
+            target: {case: Calls.from_text(text) for case, text in known.items()}
+            for target, known in first["calls"].items()
+        },
     )
 
 
@@ -235,23 +248,89 @@ def check(collection: Collection, path: Path = FILE, update: str = UPDATE) -> li
 
     ValueError where the file has no budgets for this version of Triton (see `reason`).
     """
-    budgets = _read(path)["budgets"]
+    data = _read(path)
+    budgets = data["budgets"]
     if collection.triton not in budgets:
         raise ValueError(f"{path.name} has no budgets for Triton {collection.triton}; {update}")
     violations = [Violation("", "", failure) for failure in collection.failures]
     for target, variants in collection.digests.items():
         known = _of_ops(budgets[collection.triton].get(target, {}), collection.ops)
         compiled = collection.found[target]
+        successors = _successors(known, variants, {**data["signatures"], **collection.signatures})
         for name in variants:
             problems: Iterable[str] = ()
-            if name not in known:
+            if (old := successors.get(name)) and name in compiled:
+                problems = [f"{_replaces(old)}, {_beside(known[old], _dump(compiled[name]))}; {update}"]
+            elif name not in known:
                 problems = [f"no budget; {update}"]
             elif name in compiled:
                 problems = _exceeded(compiled[name], _load(known[name]), update)
             violations += [Violation(name, target, problem) for problem in problems]
-        gone = [name for name in known if name not in variants]
+        gone = [name for name in known if name not in variants and name not in successors.values()]
         violations += [Violation(name, target, f"a budget that no kernel has; {update}") for name in gone]
-    return violations
+    return violations + _exceeded_calls(collection, data["calls"].get(collection.triton, {}), update)
+
+
+def _exceeded_calls(collection: Collection, budgets: Mapping[str, Any], update: str) -> list[Violation]:
+    """The violations of launchers."""
+    if collection.calls and not budgets:
+        return [Violation("", "", f"no budgets of launches, other operations and allocated bytes yet; {update}")]
+    lines = []
+    for target, calls in collection.calls.items():
+        known = _of_ops(budgets.get(target, {}), collection.ops)
+        for case, found in calls.items():
+            if case not in known:
+                lines.append((case, target, f"no budget ({found}); {update}"))
+            else:
+                lines += [(case, target, problem) for problem in compared(found, Calls.from_text(known[case]))[0]]
+        lines += [(case, target, f"a budget that no call has; {update}") for case in known if case not in calls]
+    return [Violation(*line) for line in by_targets(lines)]
+
+
+def savings(collection: Collection, path: Path = FILE) -> list[str]:
+    """A line for each case in which a launcher starts or allocates less than its budget says."""
+    budgets = _read(path)["calls"].get(collection.triton, {})
+    lines = [
+        (case, target, phrase)
+        for target, calls in collection.calls.items()
+        for case, found in calls.items()
+        if case in budgets.get(target, {})
+        for phrase in compared(found, Calls.from_text(budgets[target][case]))[1]
+    ]
+    return [f"{case} {targets}: {phrase}" for case, targets, phrase in by_targets(lines)]
+
+
+def _successors(known: Mapping[str, Any], variants: Iterable[str], signatures: Mapping[str, str]) -> dict[str, str]:
+    """For each new variant the budget that it takes over from one which is gone: the most alike of the same kernel."""
+
+    def alike(new: str, old: str) -> tuple[bool, int]:
+        parts = [set(name.partition("#")[0].split("[")[-1].rstrip("]").split(" ")) for name in (new, old)]
+        return signatures.get(new) == signatures.get(old), len(parts[0] & parts[1])
+
+    new, gone = [name for name in variants if name not in known], [name for name in known if name not in variants]
+    pairs = [(one, other) for one in new for other in gone if _kernel(one) == _kernel(other)]
+    found: dict[str, str] = {}
+    for one, other in sorted(pairs, key=lambda pair: alike(*pair), reverse=True):
+        if one not in found and other not in found.values():
+            found[one] = other
+    return found
+
+
+def _kernel(variant: str) -> str:
+    """The operator and the kernel of a variant."""
+    return variant.partition("[")[0]
+
+
+def _replaces(variant: str) -> str:
+    return f"replaces {variant.removeprefix(_kernel(variant))}"
+
+
+def _beside(old: Any, new: Any) -> str:
+    """All figures of two variants, such as `registers 40 -> 48, spills 0`."""
+    if isinstance(old, str) or isinstance(new, str):
+        return f"{_words(old)} -> {_words(new)}"
+    pairs = {key: (old.get(key, 0), new.get(key, 0)) for key in {**old, **new}}
+    return ", ".join(f"{key} {was}" + (f" -> {now}" if now != was else "") for key, (was, now) in pairs.items())
 
 
 def _exceeded(figures: Found, budget: Found, update: str) -> Iterator[str]:
@@ -302,19 +381,40 @@ def update(collection: Collection, path: Path = FILE) -> str:
         lines += [f"{name} {target}: {WRONG}" for name, x in compiled.items() if not isinstance(x, str) and x.wrong]
         ours = _of_ops(old, collection.ops)
         new = {name: _dump(compiled[name]) if name in compiled else ours[name] for name in variants}
-        for name in sorted(ours.keys() | new.keys()):
+        successors = _successors(ours, new, {**data["signatures"], **collection.signatures})
+        lines += [
+            f"{name} {target}: {_replaces(previous)}, {_beside(ours[previous], new[name])}"
+            for name, previous in successors.items()
+        ]
+        for name in sorted((ours.keys() | new.keys()) - successors.keys() - set(successors.values())):
             if (change := _change(ours.get(name), new.get(name))) is not None:
                 lines.append(f"{name} {target}: {change}")
         budgets[target] = _replaced(old, ours, new)
         known = digests.get(target, {})
         digests[target] = _replaced(known, _of_ops(known, collection.ops), variants)
     signatures = {**data["signatures"], **collection.signatures}
+    lines += _update_calls(collection, data["calls"].setdefault(collection.triton, {}))
     used = {name for targets in data["budgets"].values() for known in targets.values() for name in known}
     data["signatures"] = {name: signature for name, signature in sorted(signatures.items()) if name in used}
     # the nesting is as deep as a variant's key
-    levels = {"signatures": 1, "budgets": 3, "digests": 3}
+    levels = {"signatures": 1, "budgets": 3, "digests": 3, "calls": 3}
     path.write_text("{" + ",\n".join(f'"{key}": {_format(data[key], depth)}' for key, depth in levels.items()) + "}\n")
     return "\n".join(lines) or "no change"
+
+
+def _update_calls(collection: Collection, budgets: dict[str, dict[str, str]]) -> list[str]:
+    """Writes the budgets of launchers. Returns a line for each case that changed."""
+    lines = []
+    for target, calls in collection.calls.items():
+        known = budgets.get(target, {})
+        ours, new = _of_ops(known, collection.ops), {case: str(found) for case, found in calls.items()}
+        lines += [
+            (case, target, f"{ours.get(case, 'none')} -> {new.get(case, 'none')}")
+            for case in sorted(ours.keys() | new.keys())
+            if ours.get(case) != new.get(case)
+        ]
+        budgets[target] = _replaced(known, ours, new)
+    return [f"{case} {targets}: {change}" for case, targets, change in by_targets(lines)]
 
 
 def _replaced(values: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,7 +441,8 @@ def _words(budget: Any) -> str:
 
 
 def _of_ops(budgets: Mapping[str, Any], ops: Sequence[str]) -> dict[str, Any]:
-    return {name: value for name, value in budgets.items() if name.split("/")[0] in ops}
+    """The budgets of these operators, whose name begins that of a variant and of a case."""
+    return {name: value for name, value in budgets.items() if re.split("[/ ]", name)[0] in ops}
 
 
 def _load(value: Any) -> Found:
@@ -356,7 +457,8 @@ def _dump(found: Found) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return {"signatures": {}, "budgets": {}, "digests": {}} | (json.loads(path.read_text()) if path.exists() else {})
+    sections: dict[str, Any] = {"signatures": {}, "budgets": {}, "digests": {}, "calls": {}}
+    return sections | (json.loads(path.read_text()) if path.exists() else {})
 
 
 def _format(value: Any, levels: int, indent: str = "") -> str:

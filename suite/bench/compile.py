@@ -6,8 +6,9 @@ the arguments; its source, options and target are kept and compiled later. A lau
 strides, dtypes and the device of its tensors but never data, and it must ask Triton's active driver (not torch.cuda)
 for the GPU. Every configuration of an autotuned kernel that survives pruning is a variant.
 
-Parent and child exchange JSON lines. The child's first line lists the variants with their signatures and digests. Each
-line that it then reads names one (`[target, variant]`), and the child answers with the figures of that variant.
+Parent and child exchange JSON lines. The child's first line lists the variants with their signatures and digests, and
+what a call of each case starts and allocates (`suite.bench.calls`). Each line that it then reads names a variant
+(`[target, variant]`), and the child answers with its figures.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from subquad.suite.bench.calls import Calls, Counting
 from subquad.suite.bench.cases import cases
 from subquad.suite.bench.disassembly import Figures, figures_of
 from subquad.suite.bench.source import source_digest
@@ -113,6 +115,8 @@ class Launch:
     options: dict[str, Any]
     chosen: dict[str, Any]
     """The options that the launcher gave, such as num_warps; `options` has Triton's defaults as well."""
+    alternative: bool = False
+    """Whether an autotuned kernel starts in this configuration or in an earlier one, so that both are one launch."""
 
     @property
     def name(self) -> str:
@@ -182,10 +186,11 @@ def recording(target: str) -> Iterator[list[Launch]]:
 
     launches: list[Launch] = []
     chosen: dict[str, Any] = {}
+    alternative = False
     launch = JITFunction.run
 
     def keep(source: Any, target: Any = None, options: dict[str, Any] | None = None, **_: Any) -> None:
-        launches.append(Launch(source, dict(options or {}), dict(chosen)))
+        launches.append(Launch(source, dict(options or {}), dict(chosen), alternative))
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         chosen.clear()
@@ -195,9 +200,12 @@ def recording(target: str) -> Iterator[list[Launch]]:
         launch(self, *args, grid=grid, warmup=True, **kwargs)
 
     def run_all(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal alternative
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        for config in self.prune_configs(kwargs):
+        for index, config in enumerate(self.prune_configs(kwargs)):
+            alternative = index > 0
             self.fn.run(*args, **kwargs, **config.all_kwargs())
+        alternative = False
 
     patches = (
         (triton.compiler, "compile", keep),
@@ -216,11 +224,12 @@ def recording(target: str) -> Iterator[list[Launch]]:
             setattr(place, name, value)
 
 
-def record(workload: Any, target: str) -> tuple[dict[str, Launch], list[str]]:
-    """The variants of an operator by name, and a line for each case whose kernels could not be recorded."""
+def record(workload: Any, target: str) -> tuple[dict[str, Launch], dict[str, Calls], list[str]]:
+    """The variants of an operator by name, the calls by case, and a line for each case that could not be recorded."""
     from subquad.suite.bench.measure import Unavailable, find, prepare
 
     variants: dict[str, Launch] = {}
+    calls: dict[str, Calls] = {}
     failures: dict[str, None] = {}
     for case in cases(workload, TARGETS[target].sets, ("ours",)):
         implementation = find(workload, case.implementation)
@@ -228,7 +237,14 @@ def record(workload: Any, target: str) -> tuple[dict[str, Launch], list[str]]:
             continue
         try:
             with recording(target) as launches:
-                prepare(workload, case, torch.device("meta"))()
+                call = prepare(workload, case, torch.device("meta"))
+                call()
+                # a first call also makes the cotangents, and tensors that the launcher keeps for later ones
+                first, counted = len(launches), Calls()
+                with Counting(counted):
+                    call()
+                counted.kernels.update(x.source.name for x in launches[first:] if not x.alternative)
+                calls[str(case)] = counted
         except Exception as error:
             reason = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
             failures[f"{case}: cannot be run on meta tensors: {' '.join(reason.split())}"] = None
@@ -239,7 +255,7 @@ def record(workload: Any, target: str) -> tuple[dict[str, Launch], list[str]]:
             name = f"{workload.op}/{launch.name}"
             known = variants.setdefault(name, launch)
             assert known.signature == launch.signature, f"two kernels are called {name}"
-    return variants, list(failures)
+    return variants, calls, list(failures)
 
 
 def compile_variant(launch: Launch, target: str) -> Figures:
@@ -280,6 +296,7 @@ def serve(workloads: Mapping[str, str], targets: Sequence[str], path: Sequence[s
     gpus = {name: AbsentGPU(name) for name in targets}
     unavailable = {name: reason for name, gpu in gpus.items() if (reason := gpu.reason())}
     variants: dict[str, dict[str, Launch]] = {name: {} for name in targets if name not in unavailable}
+    calls: dict[str, dict[str, str]] = {name: {} for name in variants}
     failures: dict[str, None] = {}
     # a decorator may ask for the GPU when its module is imported
     driver.set_active(next(iter(gpus.values())))
@@ -290,14 +307,15 @@ def serve(workloads: Mapping[str, str], targets: Sequence[str], path: Sequence[s
             failures[f"{op}: {type(error).__name__}: {error}"] = None
             continue
         for target, known in variants.items():
-            found, failed = record(workload, target)
+            found, counted, failed = record(workload, target)
             known.update(found)
+            calls[target].update((case, str(counts)) for case, counts in counted.items())
             failures.update(dict.fromkeys(failed))
     listed = {
         target: {name: (launch.signature, launch.digest(target)) for name, launch in known.items()}
         for target, known in variants.items()
     }
-    first = {"variants": listed, "unavailable": unavailable, "failures": list(failures)}
+    first = {"variants": listed, "calls": calls, "unavailable": unavailable, "failures": list(failures)}
     print(json.dumps(first), file=answers, flush=True)
     for line in sys.stdin:
         target, name = json.loads(line)

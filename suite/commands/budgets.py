@@ -29,10 +29,16 @@ def check_all(workloads: Workloads, options: str) -> bool:
         violations = budgets.check(collection, path, update)
         for violation in violations:
             print(violation)
+        savings = budgets.savings(collection, path)
+        for line in savings:
+            print(f"{line}; {update} keeps it")
         launched = sum(map(len, collection.digests.values()))
         compiled = sum(map(len, collection.found.values()))
         known = f"{launched} kernels for {', '.join(collection.found)}, {launched - compiled} of them unchanged"
-        print(f"{path.name}: {known}; {len(violations)} violations" + (f"; to accept: {update}" if violations else ""))
+        print(
+            f"{path.name}: {known}; {sum(map(len, collection.calls.values()))} calls; {len(violations)} violations"
+            + (f"; to accept: {update}" if violations else "")
+        )
         good &= not violations
     return good
 

@@ -22,6 +22,8 @@ def _budgets_of_this_triton():
 def assert_within_budget(collection):
     for target, why in collection.unavailable.items():
         warnings.warn(f"budgets of {target} were not checked: {why}", stacklevel=1)
+    if savings := budgets.savings(collection):
+        warnings.warn(f"calls cost less than budgeted; {budgets.UPDATE} keeps that: {savings}", stacklevel=1)
     violations = budgets.check(collection)
     assert not violations, "\n".join(map(str, violations))
 

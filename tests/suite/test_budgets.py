@@ -238,6 +238,12 @@ def collection(figures, name="op/kernel[W=4]#0000", version="1.0", ops=("op",)):
     return Collection(version, ops, signatures, digests, {TARGET: {name: figures}}, {}, ())
 
 
+def several(figures):
+    """A collection of several variants."""
+    signatures, digests = dict.fromkeys(figures, "x:*bf16/16"), {TARGET: dict.fromkeys(figures, "0123456789abcdef")}
+    return Collection("1.0", ("op",), signatures, digests, {TARGET: figures}, {}, ())
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
@@ -267,11 +273,28 @@ def test_a_budget_that_is_older_than_a_figure_does_not_limit_it(tmp_path):
 def test_kernels_and_budgets_must_match(tmp_path):
     path = tmp_path / "budgets.json"
     update(collection(FIGURES), path)
-    new, gone = map(str, check(collection(FIGURES, "op/kernel[W=3]#0000"), path))
-    assert new == f"op/kernel[W=3]#0000 sm_90: no budget; {budgets.UPDATE}"
+    new, gone = map(str, check(collection(FIGURES, "op/other[W=3]#0000"), path))
+    assert new == f"op/other[W=3]#0000 sm_90: no budget; {budgets.UPDATE}"
     assert gone == f"op/kernel[W=4]#0000 sm_90: a budget that no kernel has; {budgets.UPDATE}"
     (lost,) = map(str, check(collection("no such instruction"), path))
     assert lost == "op/kernel[W=4]#0000 sm_90: cannot be compiled any more: no such instruction"
+
+
+def test_another_tile_shows_old_and_new_figures_of_the_variant_that_is_most_alike(tmp_path):
+    path = tmp_path / "budgets.json"
+    names = ("op/kernel[bf16 BLOCK=64 num_warps=4]#0000", "op/kernel[bf16 BLOCK=32 num_warps=8]#1111")
+    renamed = ("op/kernel[bf16 BLOCK=128 num_warps=8]#2222", "op/kernel[bf16 BLOCK=128 num_warps=4]#3333")
+    wider = replace(FIGURES, registers=80)
+    update(several(dict.fromkeys(names, FIGURES)), path)
+    changed = several({renamed[0]: FIGURES, renamed[1]: wider})
+    figures = "spills 0, stack 0, shared 1024, instructions 1000, matrix {}, waits 4, loads {'16': 8, '2': 2}"
+    lines = [
+        f"{renamed[1]} sm_90: replaces [bf16 BLOCK=64 num_warps=4]#0000, registers 64 -> 80, {figures}",
+        f"{renamed[0]} sm_90: replaces [bf16 BLOCK=32 num_warps=8]#1111, registers 64, {figures}",
+    ]
+    assert sorted(map(str, check(changed, path))) == [f"{line}; {budgets.UPDATE}" for line in lines]
+    assert sorted(update(changed, path).splitlines()) == lines
+    assert check(changed, path) == []
 
 
 def test_budgets_of_other_versions_and_operators_are_left_alone(tmp_path):

@@ -92,7 +92,12 @@ def test_the_action_fails_for_a_kernel_over_budget(repository, command_line):
     edit(repository, NARROWER[::-1])
     done = command_line(*bench, "--check-budgets")
     assert done.returncode == 0, done.stdout
-    assert "3 kernels for sm_80, sm_90, gfx942, 3 of them unchanged; 0 violations" in done.stdout
+    assert "3 kernels for sm_80, sm_90, gfx942, 3 of them unchanged; 3 calls; 0 violations" in done.stdout
+    edit(repository, ("torch.empty_like(x)", "torch.zeros_like(x)"))
+    done = run_step("Budgets", repository, plugin="bench/operators.py")
+    assert done.returncode == 1
+    memset = "sm_80, sm_90, gfx942: other operations 1 > budget 0 (zeros_like 0 -> 1)"
+    assert memset in done.stdout
 
 
 @pytest.mark.slow

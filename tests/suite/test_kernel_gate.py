@@ -114,6 +114,33 @@ def test_the_action_fails_for_a_kernel_that_became_slower(repository):
     assert sorted(times["dirty"]) == [False, True]
 
 
+@pytest.mark.slow
+def test_the_action_finds_what_became_slower_since_the_release_and_draws_it(repository):
+    """Against the base alone, every step of a slow decline passes."""
+    git(repository, "tag", "v1")
+    edit(repository, SLOWER)
+    git(repository, "commit", "-q", "-a", "-m", "a slower kernel")
+    inputs = {"plugin": "bench/operators.py", "compare": "main", "shapes": "short"}
+    assert run_step("Speed", repository, **inputs).returncode == 0
+    done = run_step("Release", repository, **inputs)
+    assert done.returncode == 1, done.stdout
+    assert re.search(r"N5000 bf16 fwd +triton +slower", done.stdout)
+    assert "### Speed against the last release, v1" in (repository / "summary.md").read_text()
+    done = run_step("Trend", repository, **inputs)
+    assert done.returncode == 0, done.stderr
+    # five: two revisions in each comparison, and this one alone
+    assert re.search(r"soft_cap +N5000 bfloat16 +forward +triton .* 5\n", done.stdout)
+    assert (repository / "subquad-results" / "kernels" / "figure.png").exists()
+    assert (repository / "summary.md").read_text().count("```") == 6
+
+
+def test_without_a_release_the_action_says_so_in_one_line(repository):
+    done = run_step("Release", repository, plugin="bench/operators.py", compare="main")
+    assert done.returncode == 0
+    line = "No tag is on or before main, so there is no release to compare the speed with.\n"
+    assert done.stdout == line == (repository / "summary.md").read_text()
+
+
 def test_the_steps_of_the_action_get_inputs_by_variables_alone():
     """An expression inside a command would let an input add commands of its own."""
     for step in ACTION["runs"]["steps"]:

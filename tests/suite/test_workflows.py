@@ -65,7 +65,7 @@ def test_every_script_is_bash_and_names_what_exists(path, monkeypatch):
         done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
         variables = script.replace("$GITHUB_ACTION_PATH/", "").replace('"$PLUGIN"', "examples/my_kernel.py")
-        variables = variables.replace('"$SHAPES"', "quick")
+        variables = variables.replace('"$SHAPES"', "quick").replace('"$RESULTS"', "results")
         checked += sum(check_command(words) for words in lines(variables) if words)
     assert checked
 
@@ -104,6 +104,11 @@ def test_the_page_on_the_action_names_its_inputs():
         step for job in yaml.safe_load(example)["jobs"].values() for step in job["steps"] if "subquad" in step["uses"]
     ]
     assert len(calls) == 2
+    # the example pins what our workflows pin
+    others = [step["uses"] for job in yaml.safe_load(example)["jobs"].values() for step in job["steps"]]
+    others = {name for name in others if not name.startswith("OWNER/subquad@")}
+    assert others == {step["uses"] for path in WORKFLOWS for step in steps(path) if step.get("uses") in others}
+    assert {name.partition("@")[0] for name in others} > {"actions/cache", "actions/upload-artifact"}
     for call in calls:
         assert set(call["with"]) <= set(inputs)
         assert {name for name, value in inputs.items() if value.get("required")} <= set(call["with"])

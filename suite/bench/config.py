@@ -13,6 +13,7 @@ from subquad.suite.bench.contracts import Workload
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import ModelConfig, TaskSpec
 from subquad.suite.options import Config
+from subquad.suite.registry import Entry
 from subquad.suite.runs import Run, with_plugins
 
 
@@ -108,11 +109,17 @@ class TimingRun(Run):
     experiment: str
     scale: str
     bench: BenchConfig
-    workload: Workload
+    operator: Entry
+    """Where the workload of the operator is; a workload has functions that cannot be sent to a process."""
     seed: int = 0
     """Always 0: inputs are the same in every run."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     takes_all_threads: ClassVar[bool] = True
+
+    @property
+    def workload(self) -> Workload:
+        workload: Workload = self.operator.load()
+        return workload
 
     @property
     def resolved(self) -> dict[str, Any]:

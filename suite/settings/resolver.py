@@ -64,9 +64,9 @@ class Resolver:
 
     def _timing(self, experiment: str, scale: str, tree: Mapping[str, Any], where: str) -> TimingRun:
         bench = parse(BenchConfig, tree["bench"], f"{where}: bench")
-        workload = located(f"{where}: bench.op", lambda: self.operators.load(bench.op))
-        plugins = _plugins(operator=self.operators.entries[bench.op])
-        run = TimingRun(experiment, scale, bench, workload, plugins=plugins)
+        located(f"{where}: bench.op", lambda: self.operators.load(bench.op))
+        entry = self.operators.entries[bench.op]
+        run = TimingRun(experiment, scale, bench, entry, plugins=_plugins(operator=entry))
         located(f"{where}: bench", lambda: run.cases)
         return run
 

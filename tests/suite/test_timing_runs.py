@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -205,6 +206,12 @@ def call(tmp_path, command_line):
         return done.returncode, done.stdout + done.stderr
 
     return run
+
+
+def test_a_run_that_times_an_operator_can_be_sent_to_a_process():
+    """A workload cannot, because its functions have no names of their own."""
+    run = one()
+    assert pickle.loads(pickle.dumps(run)) == run
 
 
 @pytest.mark.slow

@@ -8,10 +8,10 @@ A row goes one way. `rows` reads it into a run, `selection` puts the run into th
 made of the grid and of the paper's numbers, and `judge` gives each cell its value and verdict. `claims` checks the
 paper's sentences on the cells, `figure` collects the data of the figure, and `report` has all of it. `count` counts
 what of a paper's numbers and claims that is, for terminal, page and documents alike. `layout` turns a report into a
-`document` of strings, as `against` does with a comparison of its rows, and `printing` prints it; `draw` and `tiles`
-draw its figure. A `board` has the reports of all experiments or of a paper, and `page` makes of it an HTML page to sort
-and filter. `speed` is the document of the operators' speed. `quotes` holds the numbers in documents to the committed
-rows.
+`document` of strings, as `against` does with a comparison of its rows, and `printing` and `latex` print it; `draw` and
+`tiles` draw its figure. A `board` has the reports of all experiments or of a paper, and `page` makes of it an HTML page
+to sort and filter. `speed` is the document of the operators' speed. `quotes` holds the numbers in documents to the
+committed rows.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from subquad.reports.render.against import against
 from subquad.reports.render.board import Board, index, overview, read_papers
 from subquad.reports.render.count import scale_to_count
 from subquad.reports.render.document import Document
+from subquad.reports.render.latex import latex
 from subquad.reports.render.layout import document, grouped
-from subquad.reports.render.printing import latex, markdown, terminal
+from subquad.reports.render.printing import markdown, terminal
 from subquad.reports.render.quotes import update_documents
 from subquad.reports.render.report import Report, build, report_of
 from subquad.reports.render.rows import load_runs, rows_of
@@ -56,8 +57,12 @@ __all__ = [
 ]
 
 
-def render(report: Report | Document | Board, format: Format, out: Path | None = None) -> str | Path:
+def render(
+    report: Report | Document | Board, format: Format, out: Path | None = None, *, details: bool = False
+) -> str | Path:
     """The report in one format: its text, or, where `out` names a file, the path of the file that was written.
+
+    details: in `latex`, all tables, and not the first alone; the other formats always have them.
 
     `png` needs `out`, a PNG or an SVG, and writes the other one beside it. Raises ValueError for an unknown format, and
     for `png` where there is nothing to draw.
@@ -82,7 +87,7 @@ def render(report: Report | Document | Board, format: Format, out: Path | None =
         # nothing is wrapped in a pipe or a file, which other programs read
         text = terminal(shown, shutil.get_terminal_size().columns if out is None and sys.stdout.isatty() else None)
     else:
-        text = {"md": markdown, "latex": latex}[format](shown)
+        text = latex(shown, details) if format == "latex" else markdown(shown)
     if out is None:
         return text
     out.parent.mkdir(parents=True, exist_ok=True)

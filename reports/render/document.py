@@ -16,6 +16,8 @@ from collections.abc import Iterable
 
 DASH = "—"
 """Text of a cell that has no value."""
+LISTED = ": the column `best at` of the table of every cell"
+"""End of a note that names another table of the document."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,10 @@ class Document:
     provenance: tuple[str, ...]
     draw: Callable[[], Canvas | None]
     """Draws the figure; gives None where there is nothing to draw. Only this call imports matplotlib."""
+    caption: str = ""
+    """What stands above the first table in a paper; empty: the title."""
+    label: str = ""
+    """The word by which a paper refers to the first table; empty: the name."""
 
 
 """Marks that a cell may carry; a footnote under the table explains each one that is used (`report.notes_of`)."""

@@ -53,7 +53,26 @@ def document(report: Report) -> Document:
         notes=report.notes,
         provenance=report.provenance,
         draw=figure,
+        caption=_caption(report),
+        label=f"{report.experiment}-{report.scale}",
     )
+
+
+def _caption(report: Report) -> str:
+    """The title, whose numbers stand beside ours, and what ours are: over how many seeds, and the best of what."""
+    measured = [cell for cell in report.cells if cell.mean is not None]
+    parts = [f"{report.spec.reference}: {report.source}"] * bool(report.source and report.has_published)
+    if measured:
+        seeds = sorted({cell.num_seeds for cell in measured})
+        over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        mean = f"mean ± standard deviation over {over} seeds" if seeds[-1] > 1 else "one run in each cell"
+        ours = [f"median on one {report.device}" if report.timed else mean]
+        if report.config.select is not None and any(cell.chosen for cell in measured):
+            ours.append(f"with the best of several values of {', '.join(report.config.select.best_of)}")
+        parts.append("ours: " + ", ".join(ours))
+    parts += [f"numbers in {report.unit}"] * bool(report.unit)
+    title = report.title[:1].upper() + report.title[1:]
+    return ". ".join([title, *("; ".join(parts)[:1].upper() + "; ".join(parts)[1:],)] if parts else [title]) + "."
 
 
 def grids(report: Report) -> Iterator[Grid]:

@@ -1,14 +1,12 @@
-"""A document as plain text for the terminal, as Markdown, as LaTeX tables, or as a self-contained HTML page.
+"""A document as plain text for the terminal, as Markdown, or as a self-contained HTML page (LaTeX: `latex`).
 
-LaTeX needs the package booktabs. The HTML page loads no script, font or other file; the tooltip of a table line names
+The HTML page loads no script, font or other file; the tooltip of a table line names
 the runs behind it.
 """
 
 from __future__ import annotations
 
-import re
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -42,37 +40,40 @@ def _fitted(grid: Grid, width: int | None) -> Iterator[str]:
     lines = grid.named_lines
     widths = [max(len(line[i]) for line in (grid.header, *lines)) for i in range(len(grid.header))]
     for text, first, behind in grid.spans:
-        widths[behind - 1] += max(0, len(text) - _total(widths[first:behind]))
+        widths[behind - 1] += max(0, len(text) - total(widths[first:behind]))
     if width is not None:
-        widths[: grid.num_words] = _narrowed(widths, grid.num_words, width)
-    blocks = list(_blocks(widths, grid.num_words, width))
-    for i, block in enumerate(blocks):
+        widths[: grid.num_words] = narrowed(widths, grid.num_words, width)
+    tables = list(blocks(widths, grid.num_words, width))
+    for i, block in enumerate(tables):
         if i:
             yield ""
         # a line may have nothing to say in the columns of one table
-        said = [line for line in lines if len(blocks) == 1 or any(line[j] for j in block if j >= grid.num_words)]
+        said = [line for line in lines if len(tables) == 1 or any(line[j] for j in block if j >= grid.num_words)]
         yield from _table(grid, said, widths, block)
 
 
-def _total(widths: Sequence[int]) -> int:
-    return sum(widths) + len(GAP) * (len(widths) - 1)
+def total(widths: Sequence[int], gap: int = len(GAP)) -> int:
+    """The width of columns with the gaps between them."""
+    return sum(widths) + gap * (len(widths) - 1)
 
 
-def _narrowed(widths: Sequence[int], num_words: int, width: int) -> list[int]:
+def narrowed(
+    widths: Sequence[int], num_words: int, width: int, gap: int = len(GAP), least: Sequence[int] = ()
+) -> list[int]:
     """Widths of the columns of words: the widest ones give way until everything fits, or half of the line is left."""
-    words = list(widths[:num_words])
-    room = max(width - _total(widths) + sum(words), width // 2 - len(GAP) * num_words)
-    while sum(words) > room and max(words) > NARROWEST:
-        words[words.index(max(words))] -= 1
+    words, least = list(widths[:num_words]), least or [NARROWEST] * num_words
+    room = max(width - total(widths, gap) + sum(words), width // 2 - gap * num_words)
+    while sum(words) > room and (wide := [i for i, size in enumerate(words) if size > least[i]]):
+        words[max(wide, key=words.__getitem__)] -= 1
     return words
 
 
-def _blocks(widths: Sequence[int], num_words: int, width: int | None) -> Iterator[list[int]]:
+def blocks(widths: Sequence[int], num_words: int, width: int | None, gap: int = len(GAP)) -> Iterator[list[int]]:
     """The columns of each table: those of words in every one, and at least one of numbers."""
     words = list(range(num_words))
     block: list[int] = []
     for i in range(num_words, len(widths)):
-        if block and width is not None and _total([widths[j] for j in (*words, *block, i)]) > width:
+        if block and width is not None and total([widths[j] for j in (*words, *block, i)], gap) > width:
             yield words + block
             block = []
         block.append(i)
@@ -103,7 +104,7 @@ def _spans(grid: Grid, widths: Sequence[int], columns: Sequence[int]) -> str:
         there = [widths[i] for i in columns if first <= i < behind]
         if there:
             # a group that goes on in another table has less room here, and none of its words is cut there
-            parts.append(text.center(_total(there)) if len(text) <= _total(there) else text)
+            parts.append(text.center(total(there)) if len(text) <= total(there) else text)
     return GAP.join(parts).rstrip()
 
 
@@ -141,103 +142,6 @@ def markdown(document: Document) -> str:
 
 def _starless(text: str) -> str:
     return text.replace("*", "\\*")
-
-
-GREEK = {
-    "α": "alpha",
-    "β": "beta",
-    "γ": "gamma",
-    "δ": "delta",
-    "λ": "lambda",
-    "μ": "mu",
-    "π": "pi",
-    "σ": "sigma",
-    "Δ": "Delta",
-}
-ESCAPES = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    # `\\*` and `\\[` would be read as one command at the end of a table line
-    "*": r"{*}",
-    "[": r"{[}",
-    "]": r"{]}",
-    '"': "''",
-    "`": r"\`{}",
-    # in the default font these three are other signs
-    "<": r"$<$",
-    ">": r"$>$",
-    "|": r"$|$",
-    "±": r"$\pm$",
-    "—": "---",
-    "–": "--",
-    "−": "$-$",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "≈": r"$\approx$",
-    "→": r"$\rightarrow$",
-    "²": "$^2$",
-    "†": r"$^\dagger$",
-    "‡": r"$^\ddagger$",
-    "‖": r"$^\|$",
-    "◊": r"$^\diamond$",
-    "⌉": r"$^\rceil$",
-    "⇕": r"$^\Updownarrow$",
-    "§": r"$^\S$",
-    "¶": r"$^\P$",
-    "…": r"\ldots{}",
-    "\u200b": "{}",
-    **{letter: rf"$\{name}$" for letter, name in GREEK.items()},
-}
-
-
-def tex(text: str) -> str:
-    """Text with every character that LaTeX reads as something else, or cannot print, replaced."""
-    text = text.replace(">=", "≥").replace("<=", "≤")
-    # the sign of a number is longer than a hyphen, and two hyphens would become one dash
-    text = re.sub(r"(?<!\S)-(?=\d)", "−", text).replace("--", "-\u200b-")
-    return "".join(ESCAPES.get(character) or _plain(character) for character in text)
-
-
-def _plain(character: str) -> str:
-    """A character that LaTeX prints in its default encoding: an accent is left out, and what is unknown is named."""
-    if character.isascii():
-        return character
-    base = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
-    return base or f"({unicodedata.name(character, 'unknown character').lower()})"
-
-
-def latex(document: Document) -> str:
-    r"""A `tabular` for each grid; the notes follow as a small paragraph, the provenance as comments."""
-    out = [r"% \usepackage{booktabs}"]
-    out += [f"% {line}" for line in (document.title, document.where, *document.provenance)]
-    for grid in document.grids:
-        out += ["", f"% {grid.heading}"] if grid.heading else [""]
-        out += _tabular(grid)
-        if not grid.heading:
-            out += ["", r"{\footnotesize", *(tex(note) + r"\\" for note in document.notes), "}"]
-    return "\n".join(out) + "\n"
-
-
-def _tabular(grid: Grid) -> list[str]:
-    columns = "l" * grid.num_words + "r" * (len(grid.header) - grid.num_words)
-    out = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    if grid.groups:
-        spans = [rf"\multicolumn{{{behind - first}}}{{c}}{{{tex(text)}}}" for text, first, behind in grid.spans]
-        rules = [rf"\cmidrule(lr){{{first + 1}-{behind}}}" for text, first, behind in grid.spans if text]
-        out += [" & ".join(spans) + r" \\", " ".join(rules)]
-    out += [" & ".join(map(tex, grid.header)) + r" \\", r"\midrule"]
-    out += [" & ".join(map(tex, line)) + r" \\" for line in grid.named_lines]
-    return [*out, r"\bottomrule", r"\end{tabular}"]
 
 
 VERDICTS = ("agrees", "worse", "better", "differs", "unclear", "unstable", "holds", "fails")

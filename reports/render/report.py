@@ -20,6 +20,7 @@ from subquad.reports.render.document import (
     EDGE,
     EPOCH_ON_TEST,
     FEW_SEEDS,
+    LISTED,
     MIXED,
     NOISY,
     REDUCED,
@@ -272,13 +273,13 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
     chosen = [mark for mark in (SELECTED, SELECTED_ON_TEST) if mark in used]
     if chosen and plan.config.select is not None:
         select = plan.config.select
-        picks = "the column `best at` of the table of every cell"
+        picks = LISTED
         if not choices_are_listed(cells):
             places = _places(cells, lambda cell: cell.chosen)
-            picks = "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)
+            picks = ": " + "; ".join(f"{words}: {', '.join(where)}" if where else words for words, where in places)
         on_test = chosen == [SELECTED_ON_TEST] and select.split == "valid"
         rule = select.rule.replace(" on valid", " on valid, which are the test rows") if on_test else select.rule
-        notes.append(f"{' '.join(chosen)} {rule}: {picks}")
+        notes.append(f"{' '.join(chosen)} {rule}{picks}")
     if EPOCH_ON_TEST in used:
         notes.append(
             f"{EPOCH_ON_TEST} the best epoch, chosen on the test rows; `last epoch` has the mean at the last one"

@@ -65,6 +65,12 @@ def report(
     row: Annotated[
         list[str] | None, typer.Option(help="With --against: compare this row alone; repeatable. Default: all rows.")
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option(
+            "--details", help="With --format latex: claims, every cell and costs too, not the main table alone."
+        ),
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name.")] = None,
     update_docs: Annotated[
         bool, typer.Option("--update-docs", help="Write the numbers that documents quote again, from committed rows.")
@@ -79,12 +85,14 @@ def report(
 
     repository = repository_of(context, plugins)
     if update_docs:
-        if any((experiment, format, scale, results, by, every, against, row, out)):
+        if any((experiment, format, scale, results, by, every, against, row, details, out)):
             raise ValueError("report --update-docs writes all documents, from committed rows; give nothing beside it")
         for path in repository.rendering().update_documents(repository.reports):
             print(f"updated {shown(path)}")
         return
     chosen = _format(format, out)
+    if details and chosen is not Format.latex:
+        raise ValueError(f"report --details: {chosen} has all tables; leave it out, or give --format latex")
     paper = _paper(repository, experiment)
     if by and (every or paper or experiment in (None, TABLES, KERNELS)):
         raise ValueError("report --by: name the experiment whose runs to show")
@@ -123,7 +131,7 @@ def report(
     from subquad.suite.store.target import writable
 
     with contextlib.nullcontext() if out is None else writable("--out", out):
-        made = repository.rendering().render(rendered, chosen.value, out)
+        made = repository.rendering().render(rendered, chosen.value, out, details=details)
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
 
 

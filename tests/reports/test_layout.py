@@ -8,11 +8,14 @@ import subprocess
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from subquad.reports.render import Document, build, render
 from subquad.reports.render.document import Grid
+from subquad.reports.render.latex import tex
 from subquad.reports.render.layout import document
-from subquad.reports.render.printing import terminal, tex
+from subquad.reports.render.printing import terminal
 from subquad.run_suite import REPOSITORY
 from subquad.suite.options import parse
 from subquad.suite.settings.config import ExperimentConfig
@@ -115,7 +118,8 @@ def test_a_group_wider_than_its_columns_is_not_cut():
     )
     page = Document("n", "t", "w", (grid,), (), (), lambda: None)
     assert "a long common title" in terminal(page, None)
-    assert r"\multicolumn{2}{c}{a long common title}" in str(render(page, "latex"))
+    # two columns of a digit
+    assert r"\multicolumn{2}{c}{\parbox{34pt}{\centering a long common title}}" in str(render(page, "latex"))
     assert r"\cmidrule(lr){3-4}" in str(render(page, "latex"))
     assert '<th colspan="2">a long common title</th>' in str(render(page, "html"))
     assert "a long common title a" in str(render(page, "md"))
@@ -136,13 +140,48 @@ def test_latex_of_every_report_is_ascii_and_no_line_of_a_table_begins_with_a_sig
         assert not re.search(r"\\\\\s*[*\[]", body), found.name
 
 
+@given(
+    st.lists(st.integers(3, 18), min_size=1, max_size=14),
+    st.integers(1, 30),
+    st.sampled_from([("row",), ("row", "kind"), ("row", "kind", "source")]),
+    st.booleans(),
+)
+def test_latex_tables_fit_their_floats_and_lose_no_value(digits, num_rows, words, grouped):
+    lines = [
+        (*(f"{10**6 + i // 3 + j}" for j in range(len(words))), *(f"{10**n + 100 * i + n}" for n in digits))
+        for i in range(num_rows)
+    ]
+    groups = (*("" for _ in words), *("a common title" for _ in digits)) if grouped else ()
+    names = tuple(f"{n} digits" for n in digits)
+    grid = Grid("", (*words, *names), tuple(lines), len(words), ((),) * num_rows, groups)
+    text = str(render(Document("n", "t", "w", (grid,), (), (), lambda: None), "latex"))
+    for line in lines:
+        for value in line[len(words) :]:
+            assert len(re.findall(rf"\b{value}\b", text)) >= line.count(value)
+    digit = {r"\small": 4.63, r"\footnotesize": 4.25, r"\scriptsize": 3.98}
+    rooms = re.findall(r"begin{table(\*?)}.*?(\\small|\\footnotesize|\\scriptsize)\n(.*?)end{table", text, re.DOTALL)
+    assert len(rooms) == text.count(r"\begin{table")
+    for wide, font, float_body in rooms:
+        for kinds, body in re.findall(r"begin{tabular}{@{}([^@]*)@{}}\n(.*?)\\bottomrule", float_body, re.DOTALL):
+            columns = re.findall(r"p{(\d+)pt}|([lr])", kinds)
+            cells = [line.rsplit(" \\", 1)[0].split(" & ") for line in body.partition("midrule\n")[2].splitlines()]
+            cells = [line for line in cells if line != [r"\addlinespace[2pt]"]]
+            assert {len(line) for line in cells} == {len(columns)}
+            sizes = [
+                float(size) if size else digit[font] * max(len(line[i]) for line in cells)
+                for i, (size, _) in enumerate(columns)
+            ]
+            assert sum(sizes) + 6 * (len(sizes) - 1) <= (345 if wide else 229)
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex on the PATH")
-def test_latex_of_every_report_compiles_with_booktabs(every_document, tmp_path):
-    text = "\n\\clearpage\n".join(str(render(found, "latex")) for found in every_document)
-    size = r"\usepackage[paperwidth=5000mm,paperheight=3000mm]{geometry}"
-    (tmp_path / "all.tex").write_text(
-        rf"\documentclass{{article}}{size}\usepackage{{booktabs}}\begin{{document}}" f"\n{text}\n" r"\end{document}"
-    )
+@pytest.mark.parametrize("options", ["", "twocolumn"])
+def test_latex_of_every_report_compiles_with_booktabs_and_fits(every_document, tmp_path, options):
+    # LaTeX keeps few floats that have no page yet
+    text = "\n".join(str(render(found, "latex", details=True)) for found in every_document)
+    text = re.sub(r"(\\end{table\*?})", r"\1\\clearpage", text)
+    head = rf"\documentclass[{options}]{{article}}\usepackage{{booktabs}}\begin{{document}}"
+    (tmp_path / "all.tex").write_text(f"{head}\n{text}\n\\end{{document}}")
     done = subprocess.run(
         ["pdflatex", "-halt-on-error", "-interaction=nonstopmode", "all.tex"],
         cwd=tmp_path,
@@ -152,3 +191,16 @@ def test_latex_of_every_report_compiles_with_booktabs(every_document, tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stdout[-3000:]
+    assert not re.findall(r"(?:Overfull|Float too large).*", (tmp_path / "all.log").read_text(errors="replace"))
+
+
+def test_latex_is_the_main_table_with_caption_label_and_notes_and_the_others_by_option(table11):
+    text = str(render(table11, "latex"))
+    assert text.count(r"\caption{") == text.count(r"\label{") == 1
+    assert r"\label{tab:mamba/table11-paper}" in text
+    assert "Paper: mamba, table 11; ours: mean $\\pm$ standard deviation over 1 to 5 seeds" in text
+    assert r"fewer than 3 seeds" in text
+    assert "Cost" not in text
+    every = str(render(table11, "latex", details=True))
+    labels = re.findall(r"\\label{tab:mamba/table11-paper(.*?)}", every)
+    assert labels == ["", "-claims", "-every-cell-that-has-runs", "-cost"]

@@ -117,7 +117,7 @@ GAP = 6
 class Shape(NamedTuple):
     """A kind of float, and the font of the table in it."""
 
-    float: str
+    kind: str
     room: int
     """Width of the float in points."""
     font: str
@@ -214,8 +214,8 @@ def _floats(grid: Grid, caption: str, label: str, notes: Sequence[str]) -> Itera
     for i, page in enumerate(pages):
         title = [rf"Table~\ref{{{label}}}, continued\par\smallskip"]
         first = [rf"\caption{{{tex(caption)}}}", rf"\label{{{label}}}\smallskip"]
-        yield from (rf"\begin{{{shape.float}}}", r"\centering", *(title if i else first))
-        yield from (shape.font, rf"\setlength{{\tabcolsep}}{{{GAP / 2:g}pt}}", *page, rf"\end{{{shape.float}}}")
+        yield from (rf"\begin{{{shape.kind}}}", r"\centering", *(title if i else first))
+        yield from (shape.font, rf"\setlength{{\tabcolsep}}{{{GAP / 2:g}pt}}", *page, rf"\end{{{shape.kind}}}")
 
 
 def _tabulars(found: Columns, columns: Sequence[int]) -> Iterator[tuple[float, list[str]]]:

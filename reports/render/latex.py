@@ -293,7 +293,7 @@ def _breakable(text: str) -> str:
 
 def _broken(text: str) -> str:
     """The text with a mark at the places where a long word, such as a path or a commit, may be broken."""
-    return " ".join(BREAK.sub("\u200b", word) if len(word) > 14 else word for word in text.split(" "))
+    return " ".join(BREAK.sub("\u200b", word) if len(word) > 9 else word for word in text.split(" "))
 
 
 BREAK = re.compile(r"(?<=[/,=._-])(?=[A-Za-z0-9])|(?<=[A-Za-z0-9]{12})(?=[A-Za-z0-9]{6})")

@@ -1,4 +1,4 @@
-"""What of the papers' numbers and claims has been measured: one count, which terminal, page and documents show.
+"""Counts which of the papers' numbers and claims have been measured, once for terminal, page and documents.
 
 A published number is a number of `expected.csv` that a run could give; settings and sizes are not. It is counted in one
 experiment, however many tables have it (`follows`), and there as one of `CELLS`, or as `not in a grid`.
@@ -111,7 +111,7 @@ def scale_to_count(config: ExperimentConfig) -> str | None:
 
 
 def reasons(config: ExperimentConfig, counts: Mapping[str, int]) -> list[str]:
-    """What the numbers and claims of an experiment that are not run want: `data`, `hours`; empty where all are run."""
+    """The reasons why numbers and claims of an experiment are not run: `data`, `hours`; empty where all are run."""
     lack = sum(counts.get(name, 0) for name in ("not run", "claims: not run", "reduced claims: not run"))
     # a number without a place in a grid is no matter of hours where all others are run
     if not lack and (config.baseline or not counts.get("published", 0)):

@@ -77,7 +77,7 @@ class Document:
     draw: Callable[[], Canvas | None]
     """Draws the figure; gives None where there is nothing to draw. Only this call imports matplotlib."""
     caption: str = ""
-    """What stands above the first table in a paper; empty: the title."""
+    """The text that a paper shows above the first table; where it is empty, the title is shown."""
     label: str = ""
     """The word by which a paper refers to the first table; empty: the name."""
 

@@ -1,4 +1,4 @@
-"""What one call of a launcher starts and allocates, counted on meta tensors, which need no GPU.
+"""Counts what one call of a launcher starts and allocates, on meta tensors, which need no GPU.
 
 An equally fast kernel does not help where its launcher begins to fill a buffer, copy an input or start a second kernel.
 The counts are those of a second call, as in training, when the tensors that a launcher keeps between calls are there.
@@ -71,7 +71,7 @@ class Counting(TorchDispatchMode):
         self.calls.num_bytes += sum(x.untyped_storage().nbytes() for x in new.values())
         name = func.overloadpacket.__name__
         writes = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
-        # what neither writes nor has memory of its own is a view; a tensor without elements starts nothing
+        # an operation that neither writes nor allocates returns a view; one on tensors without elements starts nothing
         if (writes or new or not made) and name not in ALLOCATIONS and any(x.numel() for x in made or given):
             self.calls.operations[name] += 1
         return results
@@ -86,7 +86,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def compared(found: Calls, budget: Calls) -> tuple[list[str], list[str]]:
-    """What a call does more than its budget allows, and what it does less, each a phrase with the new and old number.
+    """Phrases for what a call does more than its budget allows, and for what it does less, with new and old numbers.
 
     Launches and operations are compared by their number, so that a kernel may have another name.
     """

@@ -241,7 +241,8 @@ def test_a_grid_of_timings_is_planned_run_skipped_reported_and_shown(call, tmp_p
     assert lines["hungry", "T=16"].endswith("%")
     assert any(line.split() == ["T=128", "oom"] for line in out.splitlines())
     assert "ours (ms)" in out
-    assert "holds (" in next(line for line in out.splitlines() if "thousand times" in line)
+    # a mark after the verdict says that the repetitions of a time lie far apart, as they can on a busy machine
+    assert next(line for line in out.splitlines() if "thousand times" in line).startswith("holds")
     assert next(line for line in out.splitlines() if "no memory is no time" in line).startswith("not run")
     code, out = call("show", next(iter(written)).stem)
     assert code == 0

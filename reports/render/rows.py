@@ -277,13 +277,13 @@ def load_runs(rows: pa.Table | pd.DataFrame) -> list[StoredRun]:
     ]
 
 
-GENERATED = "generated here, in the language of the release"
-"""Why data stand in for the paper's in rows of Long Range Arena from before the task said so."""
+GENERATED = "pictures generated here"
+"""Why data stand in for the paper's in rows of Pathfinder and Path-X from before the task said so."""
 
 
 def _is_generated(config: Mapping[str, Any]) -> bool:
-    """Whether a run read expressions or pictures that were generated in place of those of a release."""
-    return "generated" in (lookup(config, "task.rows"), lookup(config, "task.pictures"))
+    """Whether a run read pictures that were generated in place of those of a release."""
+    return lookup(config, "task.pictures") == "generated"
 
 
 def _stored_run(run_id: str, head: Mapping[str, Any], values: Values, *, is_ended: bool) -> StoredRun:

@@ -2,13 +2,16 @@
 
 import hashlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import chi2_contingency
 
 from subquad.tasks.data.faults import DataError
+from subquad.tasks.lra import expressions
 from subquad.tasks.lra.expressions import CHUNK, CLOSE, DIGIT, END, OPERATOR, PAD, TOKENS, Language, draw, evaluate
 from subquad.tasks.lra.listops import LRAListOps
 
@@ -101,7 +104,20 @@ def test_the_seed_of_the_data_changes_them_and_that_of_a_run_does_not():
     assert torch.equal(first, next(iter(task.segments("test", 5))).inputs)
     assert not torch.equal(first, next(iter(other.segments("test", 0))).inputs)
     assert task.fingerprint() == "generated"
-    assert task.stand_in.startswith("expressions generated here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "stand_in"),
+    [
+        ({}, ""),
+        ({"length": 4000}, ""),
+        ({"num_train": 2000}, "6000 expressions; the release has 100000"),
+        ({"max_depth": 9}, "expressions generated here, of other depths, arguments or lengths than the release's"),
+        ({"length": 512}, "expressions generated here, of other depths, arguments or lengths than the release's"),
+    ],
+)
+def test_generated_rows_stand_in_only_where_they_are_not_drawn_as_the_release(changes, stand_in):
+    assert LRAListOps(**changes).stand_in == stand_in
 
 
 def test_impossible_lengths_are_refused():
@@ -116,36 +132,82 @@ def table(shared, name):
     return frame["Source"].str.replace("[()]", "", regex=True).str.split(), frame["Target"].to_numpy()
 
 
-def test_generated_rows_are_distributed_as_those_of_lras_generator(shared):
-    words, targets = table(shared, "basic_train")
-    tokens, lengths, values = (
-        np.concatenate(parts) for parts in zip(*(draw(1, index, Language()) for index in range(6)), strict=True)
+def properties(tokens, value):
+    """Properties of one expression that do not depend on each other's definition, each as a small whole number."""
+    is_operator = (tokens >= OPERATOR) & (tokens < CLOSE)
+    is_node = tokens != CLOSE
+    open_lists = np.cumsum(is_operator.astype(int) - (tokens == CLOSE))
+    depth = open_lists + ~is_operator
+    below_root = is_node & (depth == 2)
+    return {
+        "value": value,
+        "operator of the root": tokens[0] - OPERATOR,
+        "operator of the root and value": 10 * (tokens[0] - OPERATOR) + value,
+        "hundreds of tokens": (len(tokens) - 500) // 100,
+        "arguments of the root": below_root.sum(),
+        "operators below the root": (below_root & is_operator).sum(),
+        "greatest depth": depth[is_node].max(),
+        "twenties of operators": is_operator.sum() // 20,
+        "25s of nodes at depth 10": (is_node & (depth == 10)).sum() // 25,
+        "tens of medians": (tokens == OPERATOR + 2).sum() // 10,
+        "tens of zeros": (tokens == DIGIT).sum() // 10,
+    }
+
+
+def count_properties(expressions):
+    """How many of the expressions (tokens, value) have each property: a column `count` by property and number."""
+    rows = pd.DataFrame([properties(np.asarray(tokens, dtype=int), int(value)) for tokens, value in expressions])
+    return rows.melt(var_name="property", value_name="number").value_counts(["property", "number"]).sort_index()
+
+
+def unlike(theirs, ours):
+    """The properties whose distribution differs between two counts, by Pearson's chi-squared test at 0.0001.
+
+    Numbers that fewer than 20 expressions have are counted together.
+    """
+    found = []
+    for name in theirs.index.unique("property"):
+        counts = pd.DataFrame({"theirs": theirs[name], "ours": ours[name]}).fillna(0)
+        rare = counts.sum(axis=1) < 20
+        table = np.vstack([counts[~rare].to_numpy(), counts[rare].sum().to_numpy()])
+        if len(table := table[table.sum(axis=1) > 0]) > 1 and chi2_contingency(table).pvalue < 1e-4:
+            found.append(name)
+    return found
+
+
+ORACLE = Path(__file__).with_name("listops_oracle.csv")
+"""The properties of 3,000 rows that LRA's own generator made (commit cd31e5c6 of google-research/long-range-arena)."""
+
+
+@pytest.mark.parametrize(
+    ("language", "rate", "differs"),
+    [
+        (Language(), 0.25, False),
+        (Language(), 0.24, True),
+        (Language(max_args=9), 0.25, True),
+        (Language(max_depth=9), 0.25, True),
+        (Language(min_length=480), 0.25, True),
+    ],
+)
+def test_only_the_language_of_the_release_is_distributed_as_its_rows(monkeypatch, language, rate, differs):
+    monkeypatch.setattr(expressions, "OPERATOR_RATE", rate)
+    ours = count_properties(
+        (row[:length], value)
+        for index in range(8)
+        for row, length, value in zip(*draw(1, index, language), strict=True)
     )
-    # four standard errors of a difference of proportions, for samples of 2,000 and 4,000
-    for digit in range(10):
-        expected, found = (targets == digit).mean(), (values == digit).mean()
-        error = np.sqrt(expected * (1 - expected) * (1 / len(targets) + 1 / len(values)))
-        assert abs(expected - found) < 4 * error, f"value {digit}: {found:.3f}, LRA {expected:.3f}"
-    theirs = words.str.len().to_numpy()
-    for quantile in (0.1, 0.25, 0.5, 0.75, 0.9):
-        below = (lengths <= np.quantile(theirs, quantile)).mean()
-        error = np.sqrt(quantile * (1 - quantile) * (1 / len(theirs) + 1 / len(lengths)))
-        assert abs(below - quantile) < 4 * error, f"length at {quantile}: {below:.3f}"
-    counts = pd.Series([word for row in words for word in row]).value_counts(normalize=True)
-    ours = np.bincount(tokens[tokens >= DIGIT], minlength=len(TOKENS)) / (tokens >= DIGIT).sum()
-    for number, word in enumerate(TOKENS[DIGIT:], start=DIGIT):
-        # the words of a row depend on each other, so they are not a sample of independent words
-        assert ours[number] == pytest.approx(counts[word], rel=0.02)
-    # the distribution of the number of arguments of an operator
-    args = [
-        np.bincount([n for row in rows for n in depth_and_args(row)[1]], minlength=11)[2:]
-        for rows in (
-            [[TOKENS.index(w) for w in row] for row in words[:300]],
-            [r[:n].tolist() for r, n in zip(tokens[:300], lengths[:300], strict=True)],
-        )
-    ]
-    shares = [count / count.sum() for count in args]
-    assert np.abs(shares[0] - shares[1]).max() < 0.01
+    theirs = pd.read_csv(ORACLE).set_index(["property", "number"])["count"]
+    assert bool(found := unlike(theirs, ours)) == differs, found
+
+
+def test_the_table_of_lras_rows_is_that_of_the_rows(shared):
+    numbers = {word: number for number, word in enumerate(TOKENS)}
+    rows = []
+    for name in ("basic_train", "basic_val", "basic_test"):
+        words, targets = table(shared, name)
+        rows += [([numbers[word] for word in row], target) for row, target in zip(words, targets, strict=True)]
+    theirs = pd.read_csv(ORACLE).set_index(["property", "number"])["count"]
+    assert count_properties(rows).to_dict() == theirs.to_dict()
 
 
 def test_the_releases_files_are_read(shared, tmp_path):

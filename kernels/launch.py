@@ -192,7 +192,9 @@ def _launch_publicly(kernel: Any, axes: tuple[int, int, int], named: dict[str, A
     kinds = [isinstance(value, Tensor) for value in named.values() if value is not None]
     if kinds != sorted(kinds, reverse=True):
         raise TypeError(f"launch: a kernel's tensors come before its numbers, got {list(named)}.")
-    return kernel[axes](**{name: as_pairs(x) if isinstance(x, Tensor) else x for name, x in named.items()})
+    given = {name: as_pairs(x) if isinstance(x, Tensor) else x for name, x in named.items()}
+    # a product and a sum are one instruction, which is the default of Triton up to 3.9 and not of later versions
+    return kernel[axes](**given, enable_fp_fusion=True)
 
 
 launch = Launcher()

@@ -124,8 +124,9 @@ class Launch:
         parameters = self.source.fn.params
         pointers = [str(kind).lstrip("*k") for kind in self.source.signature.values() if str(kind).startswith("*")]
         constants = {p.name: self.source.constants.get((p.num,)) for p in parameters if p.is_constexpr}
-        # an option that the launcher leaves at None is Triton's default
-        given = {**constants, **{key: value for key, value in self.chosen.items() if value is not None}}
+        # an option that the launcher leaves at None is Triton's default, and `launch` fuses in every kernel
+        chosen = {k: v for k, v in self.chosen.items() if v is not None and k != "enable_fp_fusion"}
+        given = constants | chosen
         parts = ["+".join(dict.fromkeys(pointers)), *(f"{key}={_short(value)}" for key, value in given.items())]
         readable = f"{self.source.name}[{' '.join(filter(None, parts))}]"
         return f"{readable}#{hashlib.sha256((readable + self.signature).encode()).hexdigest()[:4]}"

@@ -70,7 +70,7 @@ def test_triton_is_asked_with_everything_by_name():
     ((grid, named),) = start.kernel.asked
     assert grid == (3, 5, 1)
     assert named.pop("x") is x
-    assert named == {"y": None} | GIVEN
+    assert named == {"y": None, "enable_fp_fusion": True} | GIVEN
 
 
 @pytest.mark.parametrize(

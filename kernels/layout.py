@@ -7,6 +7,7 @@ from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 class TensorSpec(NamedTuple):
@@ -35,6 +36,12 @@ def strides(x: Tensor | None, *axes: int) -> tuple[int, ...]:
         return (0,) * len(axes)
     stride = x.stride()
     return tuple([stride[axis] for axis in axes])
+
+
+def address(x: Tensor | None) -> int:
+    """Address of the first element in bytes, for the choice of wide loads; 0 where there is no tensor or no memory."""
+    # torch warns for a fake tensor, which has none
+    return 0 if x is None or isinstance(x, FakeTensor) else x.data_ptr()
 
 
 @overload

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from subquad.kernels.layout import dense, places_in_one, slices_of_one
+from subquad.kernels.layout import address, dense, places_in_one, slices_of_one
 
 WHOLE = torch.arange(2 * 3 * 4 * 5.0).view(2, 3, 4, 5)
 
@@ -42,3 +43,12 @@ def test_a_lazy_conjugate_becomes_memory_that_holds_its_values():
     x = torch.tensor([1 + 2j, 3 - 4j]).conj()
     assert not dense(x).is_conj()
     assert torch.equal(dense(x), x)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_tensor_without_memory_has_the_address_0():
+    """torch warns where the address of a fake tensor is asked for, which it announces to be an error one day."""
+    assert address(None) == 0
+    assert address(WHOLE[1]) == WHOLE[1].data_ptr()
+    with FakeTensorMode():
+        assert address(torch.empty(4)) == 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from subquad.kernels.fft_conv.triton.plan import Operands
 from subquad.kernels.float16_parts import halves, power_scale
 from subquad.kernels.launch import CompileOptions, cdiv, launch, power_of_2
-from subquad.kernels.layout import strides
+from subquad.kernels.layout import address, strides
 from subquad.kernels.transpose import empty_time_last
 
 LINE = 16
@@ -222,7 +222,7 @@ def gated(
     if in_halves and gate is None and before is None and direct is None:
         return split(x), None, None
     stride_b, stride_d = strides(x, 0, 2)
-    wide = length % LINE == 0 and stride_b % LINE == 0 and stride_d % LINE == 0 and x.data_ptr() % 16 == 0
+    wide = length % LINE == 0 and stride_b % LINE == 0 and stride_d % LINE == 0 and address(x) % 16 == 0
     if wide and gate is None and before is None and direct is None:
         return Gated(x, x, None), None, None
     size = cdiv(length, LINE) * LINE

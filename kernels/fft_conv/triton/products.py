@@ -1,7 +1,7 @@
 """The long convolution by products with Toeplitz matrices on matrix units, without a transform.
 
 For few taps; `spectra.py` takes over where a transform costs less. What the lines of both have in common are the
-parameters of `epilogue.finish`, which every kernel with its outputs has to list, as Triton passes no structures here.
+parameters of `epilogue.finish`, which every kernel with its outputs lists by name.
 
 A sequence lies as rows of C steps. With x the input of row c, step by step backwards from the end of the row,
 

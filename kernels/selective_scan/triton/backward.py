@@ -40,6 +40,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.launch import LaunchPlan, launch
+from subquad.kernels.layout import address
 from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     and_each,
@@ -399,7 +400,7 @@ def scan_backward(
     (batch, _, width), num_states, division = plan.shape, plan.num_states, plan.backward_division
     device, float32 = x.device, torch.float32
     dy_strides = time_strides(dy)
-    matrix = plan.matrix and division.fits_matrix and not (dy.data_ptr() & 3 or (dy_strides[0] | dy_strides[1]) & 1)
+    matrix = plan.matrix and division.fits_matrix and not (address(dy) & 3 or (dy_strides[0] | dy_strides[1]) & 1)
     # one allocation, because each takes the host microseconds
     ends, total_dt, totals, sums, scratch = plan.workspace(matrix)
     parts = sums if any(plan.in_time) else None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from subquad.kernels.device import interpreted, num_processors, speaks_ptx
 from subquad.kernels.launch import cdiv
+from subquad.kernels.layout import address
 from subquad.kernels.selective_scan.triton.plan import Division, Tuning, choose_division, padded_states
 
 MAX_STRIDE_BYTES = 2**31 - 1
@@ -209,7 +210,7 @@ def prepare_inputs(
     )
     b_words = _as_words(B, padded, packed) if b_in_time else B
     c_words = _as_words(C, padded, packed) if c_in_time else C
-    addresses = x.data_ptr() | dt.data_ptr() | (0 if z is None else z.data_ptr())
+    addresses = address(x) | address(dt) | address(z)
     # meta tensors stand for several GPUs (`suite.bench.compile`), and each has plans of its own
     plan = (Plan if x.is_meta else kept_plan)(
         tuning,

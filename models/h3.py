@@ -3,9 +3,9 @@
     q, k, v = W_q x, W_k x, W_v x
     k~ = SSM_shift(k),   S = SSM_diag(k~ v^T)  per head,   o = S^T q,   y = W_o o
 
-The shift model is a learned causal filter over the last M = d_state inputs plus a skip; every channel has its own. The
-diagonal model is S4D; every head has its own. With heads of one channel the products are pointwise:
-y = W_o (q * SSM_diag(k~ * v)).
+The shift model is a learned causal filter over the last M inputs plus a skip; every channel has its own. M is `d_state`
+or, where it is given, `shift_taps`. The diagonal model is S4D; every head has its own. With heads of one channel the
+products are pointwise: y = W_o (q * SSM_diag(k~ * v)).
 
 Source: H3 (Fu et al. 2023), section 3.2 and algorithm 1. `inner` replaces SSM_diag by another sequence layer, as in the
 "H3" rows with Hyena and S6 of Mamba's table 1.
@@ -43,7 +43,7 @@ from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank, time_contiguous
 from subquad.models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
-from subquad.suite.bounds import Positive, Width
+from subquad.suite.bounds import Count, Positive, Width
 from subquad.suite.contracts import TaskSpec
 
 
@@ -54,16 +54,16 @@ class ShiftSSM(FiniteFilter):
     k[m] = sum_j B[j] C[j + m], where B starts as the first unit vector.
     """
 
-    def __init__(self, width: int, d_state: int, *, train_B: bool = False) -> None:
+    def __init__(self, width: int, num_taps: int, *, train_B: bool = False) -> None:
         super().__init__()
-        self.C = nn.Parameter(torch.empty(width, d_state))
-        self.B = nn.Parameter(torch.empty(width, d_state)) if train_B else None
+        self.C = nn.Parameter(torch.empty(width, num_taps))
+        self.B = nn.Parameter(torch.empty(width, num_taps)) if train_B else None
         self.D = nn.Parameter(torch.empty(width))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        # initialised as a convolution over d_state inputs, as in the authors' code
+        # initialised as a convolution over M inputs, as in the authors' code
         reset_taps(self.C)
         nn.init.normal_(self.D)
         if self.B is not None:
@@ -156,7 +156,11 @@ class H3(FusedStepMixer):
         self.head_dim = config.head_dim
         self.num_heads = d_model // config.head_dim
         self.qkv = Linear(d_model, 3 * d_model)
-        self.shift = None if config.short_filter else ShiftSSM(d_model, config.d_state, train_B=config.train_B)
+        self.shift = (
+            None
+            if config.short_filter
+            else ShiftSSM(d_model, config.shift_taps or config.d_state, train_B=config.train_B)
+        )
         if config.short_filter:
             self.short_weight = nn.Parameter(torch.empty(3 * d_model, config.short_filter))
             self.short_bias = nn.Parameter(torch.empty(3 * d_model))
@@ -289,11 +293,12 @@ class H3Config(AttentionLayersConfig):
     """H3 in the network of its synthetic experiments: layer norms, and an MLP four times as wide as the model."""
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (
-        *AttentionLayersConfig.left_out_when_off, "train_B", "short_filter", "bidirectional",
+        *AttentionLayersConfig.left_out_when_off, "train_B", "short_filter", "shift_taps", "bidirectional",
     )  # fmt: skip
 
     d_state: Width = 64
-    """M of the shift model, N of the diagonal model (N / 2 conjugate pairs are kept) and N of an inner S6."""
+    """M of the shift model (see `shift_taps`), and N of the diagonal model (of which N / 2 conjugate pairs are kept) or
+    of an inner S6."""
     head_dim: Width = 1
     init: Initialisation = "lin"
     """First eigenvalues of the diagonal model, as in `s4d`: `lin` and `real` are S4 (complex) and S4 (real) of Mamba's
@@ -313,6 +318,10 @@ class H3Config(AttentionLayersConfig):
     """Taps of causal convolutions with a bias of q, k and v in place of the shift model, 2 to 4; 0: the shift model.
     Hyena has 3; with `head_dim: 1` such a model is Mamba's H3+, with `head_dim: 8` its H3++."""
 
+    shift_taps: Count = 0
+    """M of the shift model; 0: d_state, as in the paper. Taps for lags that training never meets stay near their random
+    start, and act on longer sequences."""
+
     bidirectional: bool = False
     """Two copies of every H3 layer in opposite directions, as on Long Range Arena (table 9)."""
 
@@ -321,6 +330,8 @@ class H3Config(AttentionLayersConfig):
         check_ssm("h3", self.d_state, self.dt_min, self.dt_max, pairs=self.inner == "ssm" and self.init != "real")
         if self.short_filter not in (0, 2, 3, 4):
             raise ValueError(f"h3: short_filter must be 0 or 2 to 4, got {self.short_filter}.")
+        if self.short_filter and self.shift_taps:
+            raise ValueError("h3: short_filter takes the place of the shift model; set shift_taps=0.")
         require_divides("h3", head_dim=self.head_dim, d_model=self.d_model)
         if self.inner != "ssm" and self.head_dim != 1:
             raise ValueError(

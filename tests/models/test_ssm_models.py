@@ -400,6 +400,7 @@ def test_states_have_the_sizes_of_their_papers():
     assert build("mamba", d_model=64, num_layers=1).state_size(1000) == 128 * 16 + 128 * 3
     assert build("s4d", d_model=32, num_layers=1).state_size(1000) == 32 * 64
     assert build("h3", d_model=32, num_layers=1).state_size(1000) == 32 * 63 + 32 * 64
+    assert build("h3", d_model=32, num_layers=1, shift_taps=22).state_size(1000) == 32 * 21 + 32 * 64
     assert build("h3", d_model=32, num_layers=1, head_dim=8).state_size(1000) == 32 * 63 + 32 * 8 * 64
     assert build("hyena", d_model=32, num_layers=1).state_size(1000) == 32 * 1000 + 3 * 32 * 2
     wide = build("hyena", d_model=32, num_layers=1, inner_factor=4, proj_groups=4)
@@ -447,6 +448,7 @@ def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
         ("mamba", {"A_init": "complex", "d_state": 3}, "even number >= 2"),
         ("s4d", {"init": "real", "unit_response": True}, "defined for complex states"),
         ("h3", {"short_filter": 5}, "short_filter must be 0 or 2 to 4"),
+        ("h3", {"short_filter": 3, "shift_taps": 4}, "set shift_taps=0"),
         ("gss", {"dt_min": 0.2}, "dt_min <= dt_max"),
     ],
 )

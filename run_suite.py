@@ -23,7 +23,8 @@ if __name__ == "__main__":
     # until the command line handles it, which takes a second of imports, Ctrl-C ends the process without a traceback
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # torch, pandas and matplotlib take seconds to import: what needs them is imported inside a function
@@ -96,13 +97,26 @@ def _token_task(vocab_size: int, length: int) -> dict[str, Any]:
     return {"name": "text-file", "vocabulary": vocabulary, "vocab_size": vocab_size, "length": length}
 
 
+def _rows(home: Path) -> tuple[Path, Callable[..., Path] | None]:
+    """The folder of the committed rows, and in an installed wheel, which has none, the function that brings them."""
+    archive = home / "ROWS.json"
+    if not archive.is_file():
+        return home / "results" / "reference", None
+    from subquad.tasks.data import committed
+
+    found = committed.archive_of(archive)
+    return found.folder(), partial(committed.pull, found)
+
+
 HOME = Path(commands.__file__).resolve().parents[2]
+REFERENCE, PULL = _rows(HOME)
 REPOSITORY = Repository(
     tasks=TASKS,
     models=MODELS,
     operators=WORKLOADS,
     reports=HOME / "reports",
-    reference=HOME / "results" / "reference",
+    reference=REFERENCE,
+    pull=PULL,
     versions=_versions,
     recorder=_recorder,
     rendering=_rendering,

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,11 +75,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def release() -> str:
+    """`v0.2.0`, the tag of this version: that of the checkout, or of the wheel that is installed."""
+    project = REPOSITORY / "pyproject.toml"
+    if project.is_file():
+        return f"v{tomllib.loads(project.read_text())['project']['version']}"
+    return f"v{_version('subquad')}"
+
+
 def version() -> str:
-    """`subquad 0.1.0, commit 0123456789, with uncommitted changes`."""
+    """`subquad 0.2.0, commit 0123456789, with uncommitted changes`."""
     sha, dirty = commit()
     where = f"commit {sha[:10]}" if sha else "not a checkout"
-    return f"subquad {_version('subquad') or 'not installed'}, {where}" + ", with uncommitted changes" * bool(dirty)
+    return f"subquad {release().removeprefix('v')}, {where}" + ", with uncommitted changes" * bool(dirty)
 
 
 def _processor() -> str:
@@ -170,7 +179,6 @@ def capabilities() -> Iterator[Capability]:
     yield _package("soundfile", "speech-commands, youtubemix, recordings: decoding", "audio")
     yield _package("scipy", "recordings: resampling", "audio")
     yield _package("torchaudio", "speech-commands: MFCC", "mfcc")
-    yield _package("requests", "downloading data", "data")
     yield _package("tokenizers", "wikitext, text-file: byte pairs", "data")
     yield _package("datasets", "sets of the hub, tables, image-folder", "datasets")
     yield _package("scikit-learn", "speech-commands: the split of the source", "audio", "sklearn")

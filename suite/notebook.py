@@ -158,7 +158,7 @@ class Notebook:
         _listed([run_id], "run_id")
         _expect("a word", (str,), device=device)
         repository = self.repository.with_plugins(_listed(plugins, "plugins"))
-        path = find_weights(str(run_id), repository.roots(_stored(results)))
+        path = find_weights(str(run_id), repository.roots(_stored(results)), repository.unfetched)
         task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
         return Trained(model, task)
 

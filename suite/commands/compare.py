@@ -117,6 +117,15 @@ def _find(side: str, repository: Repository) -> _Side:
         if not files:
             raise ValueError(f"compare: no rows below {side}; `run EXPERIMENT --results {side}` makes some")
         return _Side(files)
+    if repository.pull is not None:
+        from subquad.suite.environment import release
+
+        if side != release():
+            raise ValueError(
+                f"{side!r} is neither a folder of results nor {release()}, the rows of the version that is installed"
+            )
+        repository.require_reference(f"compare {side}")
+        return _Side(storage.files_below(repository.reference))
     revision, _, path = side.partition(":")
     home = repository.reports.parent
     path = path or repository.reference.relative_to(home).as_posix()

@@ -192,12 +192,13 @@ def rate(
     print(f"{task}: first batch after {source.startup_s:.1f} s; training rows: {held}")
     cores = os.cpu_count() or 1
     fastest, who = _fastest(task, repository.roots(results))
+    unknown = f"no stored row says how fast a model trains{repository.unfetched}"
     print("workers\trows/s\ttokens/s\tMB/s\ttimes the fastest model")
     for count in workers or sorted({*(1 << i for i in range(cores.bit_length()) if 1 << i <= cores), cores}):
         found = rates.measure(source, count, seconds)
         times = f"{found.tokens_per_s / fastest:.1f}" if fastest else "-"
         print(f"{count}\t{found.rows_per_s:,.0f}\t{found.tokens_per_s:,.0f}\t{found.bytes_per_s / 1e6:,.0f}\t{times}")
-    print(f"fastest model: {fastest:,.0f} tokens/s, {who}" if fastest else "no stored row says how fast a model trains")
+    print(f"fastest model: {fastest:,.0f} tokens/s, {who}" if fastest else unknown)
 
 
 def _fastest(task: str, roots: list[Path]) -> tuple[float, str]:

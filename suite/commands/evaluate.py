@@ -54,7 +54,7 @@ def evaluate(
     from subquad.suite.training.weights import load_model
 
     repository = repository_of(context, plugins)
-    path = find_weights(weights, [results, repository.reference])
+    path = find_weights(weights, [results, repository.reference], repository.unfetched)
 
     from subquad.suite.environment import pick_device
     from subquad.suite.identity import files_digest

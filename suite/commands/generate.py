@@ -42,7 +42,7 @@ def generate(
 
     Sampling(temperature, top_k, top_p)
     repository = repository_of(context, plugins)
-    path = find_weights(weights, repository.roots(results))
+    path = find_weights(weights, repository.roots(results), repository.unfetched)
 
     import torch
 

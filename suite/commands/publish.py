@@ -26,7 +26,10 @@ def publish(
     from subquad.suite.store import parts
 
     folder = existing(target(source), f"publish {source}")
-    place = repository_of(context).reference if results is None else target(results)
+    repository = repository_of(context)
+    if results is None and repository.pull is not None:
+        raise ValueError(f"publish {source}: an installation has no folder to commit; name one with --results")
+    place = repository.reference if results is None else target(results)
     if folder.resolve() == place.resolve():
         raise ValueError(f"publish {source}: the runs of a folder cannot be published into itself; name another one")
     found, there = parts.unpublished(folder, place)

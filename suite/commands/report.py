@@ -87,6 +87,8 @@ def report(
     if update_docs:
         if any((experiment, format, scale, results, by, every, against, row, details, out)):
             raise ValueError("report --update-docs writes all documents, from committed rows; give nothing beside it")
+        if repository.pull is not None:
+            raise ValueError("report --update-docs: the documents are those of a checkout; call it in one")
         for path in repository.rendering().update_documents(repository.reports):
             print(f"updated {shown(path)}")
         return
@@ -177,6 +179,7 @@ def _tables(repository: Repository, format: Format, out: Path | None) -> Any:
     """The page of every table and figure, with what is committed of each."""
     from subquad.suite.store import storage
 
+    repository.require_reference("report tables")
     rendering = repository.rendering()
     names = repository.experiments()
     papers = rendering.read_papers(repository.reports / "papers.yaml", names)

@@ -48,7 +48,7 @@ class Repository:
     reports: Path
     """Folder of the experiments."""
     reference: Path
-    """Folder of the committed results."""
+    """Folder of the committed results: that of the checkout, or in the cache, where `pull` puts them."""
     versions: Callable[[], Mapping[str, int]]
     """Today's version of every operator."""
     recorder: Callable[[], Recorder]
@@ -65,6 +65,8 @@ class Repository:
     """The module `models.checkpoints`: public layouts of weights."""
     token_task: Callable[[int, int], dict[str, Any]]
     """Settings of a task on tokens, given the size of the vocabulary and the longest sequence."""
+    pull: Callable[..., Path] | None = None
+    """Brings the committed results of an installed wheel into the cache; None in a checkout, which has them."""
 
     def with_plugins(self, names: Iterable[str]) -> Repository:
         """This repository with the tasks, models and operators of plugins beside its own (`suite.plugins`)."""
@@ -118,15 +120,32 @@ class Repository:
         """The names of all experiments."""
         return list(find_experiments(self.reports))
 
+    @property
+    def unfetched(self) -> str:
+        """A clause that says how to get the committed results, where an installation has not fetched them; else ""."""
+        there = self.pull is None or self.reference.is_dir()
+        return "" if there else "; the committed rows are not on this machine: `subquad results pull` fetches them"
+
+    def require_reference(self, what: str) -> None:
+        """Raises ValueError, with the words that name what is wanted in front, where committed results are not here."""
+        if self.unfetched:
+            raise ValueError(f"{what}: no rows of yours{self.unfetched}")
+
     def roots(self, results: Path | None) -> list[Path]:
         """Folders in which stored rows are searched: `results` if given, else the user's own and the committed ones."""
         return [results] if results is not None else [LOCAL, self.reference]
 
     def files(self, experiment: str, results: Path | None) -> list[Path]:
-        """Files with the rows of an experiment, of one folder: `results`, or the user's own, or else the committed."""
+        """Files with the rows of an experiment, of one folder: `results`, or the user's own, or else the committed.
+
+        ValueError where these would be the committed ones, and an installation has not fetched them.
+        """
         from subquad.suite.store import storage
 
-        return next((found for root in self.roots(results) if (found := storage.files([root], experiment))), [])
+        found = next((found for root in self.roots(results) if (found := storage.files([root], experiment))), [])
+        if not found and results is None and self.unfetched and experiment in (KERNELS, *self.experiments()):
+            self.require_reference(experiment)
+        return found
 
     def selection(self, names: Sequence[str], results: Path | None, only: Sequence[str]) -> Selection:
         """The rows of experiments, or of folders with results, that satisfy filters. ValueError where there are none.

@@ -1,4 +1,4 @@
-"""`results`: checks stored rows."""
+"""`results`: checks stored rows, and fetches the committed ones of an installation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import typer
 
 from subquad.suite.commands.repository import LOCAL, existing, repository_of, shown
 from subquad.suite.options import visible
-from subquad.suite.store.target import is_remote, target, writable
+from subquad.suite.store.target import is_folder, is_remote, target, writable
 
-results_app = typer.Typer(help="Check stored rows.", no_args_is_help=True, pretty_exceptions_enable=False)
+results_app = typer.Typer(
+    help="Check stored rows, and fetch the committed ones.", no_args_is_help=True, pretty_exceptions_enable=False
+)
 
 
 @results_app.callback()
 def _results() -> None:
-    """Check stored rows."""
+    """Check stored rows, and fetch the committed ones."""
 
 
 @results_app.command("verify")
@@ -38,8 +40,11 @@ def verify(
     from subquad.suite.store.verify import quarantine as put_aside
     from subquad.suite.store.verify import verify as verified
 
-    reference = repository_of(context).reference
+    repository = repository_of(context)
+    reference = repository.reference
     if folder is None:
+        if not is_folder(LOCAL):
+            repository.require_reference("results verify")
         roots = [root for root in (LOCAL, reference) if root.is_dir()]
     else:
         roots = [existing(target(folder), f"results verify {folder}")]
@@ -56,7 +61,8 @@ def verify(
         print(f"{visible(shown(root))}: {count}{again}, {len(found.problems) or 'no'} {_problems(len(found.problems))}")
         if quarantine:
             if root.resolve() == reference.resolve():
-                print("committed rows are not moved; git brings back what was committed")
+                what = "git" if repository.pull is None else "`results pull --force`"
+                print(f"committed rows are not moved; {what} brings back what was committed")
                 continue
             with writable("--quarantine", root):
                 for path, place in put_aside(root, (path for path, _ in found.problems)):
@@ -65,6 +71,35 @@ def verify(
                 print(f"not moved, because a part may have good runs, too: {visible(shown(path))}")
     if not is_good:
         raise typer.Exit(1)
+
+
+@results_app.command("pull")
+def pull(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="FILE_OR_URL", help="The archive of rows, if you have it or a mirror of it."),
+    ] = "",
+    force: Annotated[bool, typer.Option("--force", help="Download and unpack it again.")] = False,
+) -> None:
+    """Fetch the committed rows of the installed version into the cache (`data where`), and check their digest."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    repository = repository_of(context)
+    if repository.pull is None:
+        print(f"nothing to fetch: this is a checkout, which has them in {visible(shown(repository.reference))}")
+        return
+    console = Console(stderr=True)
+    bars = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*bars, console=console, disable=not console.is_terminal, transient=True) as progress:
+        bar = progress.add_task("committed rows", total=None)
+
+        def watch(done: int, total: int | None) -> None:
+            progress.update(bar, completed=done, total=total)
+
+        folder = repository.pull(source, force=force, progress=watch)
+    print(f"the committed rows are in {visible(shown(folder))}; `report`, `status` and others find them there")
 
 
 def _problems(count: int) -> str:

@@ -18,6 +18,7 @@ from subquad.suite.commands.repository import (
     Device,
     ExperimentNames,
     Plugins,
+    Repository,
     Results,
     Sets,
     repository_of,
@@ -132,7 +133,7 @@ def run(
     if dry_run:
         # a cluster takes as many runs at a time as fit, unless it is told how many
         alone = None if jobs == AUTO or executor != "local" else 1
-        _print_dry_run(console, call, repository.reference, scale, call.settings.jobs or alone)
+        _print_dry_run(console, call, repository, scale, call.settings.jobs or alone)
         return
     _print_stored(console, call, retry_failed)
 
@@ -222,7 +223,7 @@ def _changed(overrides: Sequence[str], call: Call) -> list[str]:
     return [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
 
 
-def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | None, jobs: int | None) -> None:
+def _print_dry_run(console: Console, call: Call, repository: Repository, scale: str | None, jobs: int | None) -> None:
     """Prints the plan, the time that it will take, and why a part of it cannot run here.
 
     jobs: runs at a time; None where that is not known.
@@ -245,12 +246,12 @@ def _print_dry_run(console: Console, call: Call, reference: Path, scale: str | N
     # interrupted runs and those without data are among the ones to do
     line += "".join(f", {count} {words}" for words, count in counts.items() if count)
     console.print(f"{line}, on {call.place}; results in {call.results}", highlight=False)
-    roots = [call.results, reference]
+    roots = [call.results, repository.reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]
     lines = estimate(call.todo, stored, skipped, jobs=jobs)
     if call.todo and not lines:
         command = measuring([item.run for item in call.planned], call.todo[0])
-        lines = [f"no run like these is stored; one run shows how long they take: {command}"]
+        lines = [f"no run like these is stored; one run shows how long they take: {command}{repository.unfetched}"]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for experiment in call.experiments:

@@ -35,10 +35,13 @@ def show(
 
     if not run_id or set(run_id) - set("0123456789abcdef"):
         raise ValueError(f"{run_id!r} is no run id: those are hexadecimal, as in the plan and the file names")
-    roots = repository_of(context).roots(results)
+    repository = repository_of(context)
+    roots = repository.roots(results)
     found = endings.find(roots, run_id, skipped)
     if not found:
-        raise ValueError(f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}")
+        raise ValueError(
+            f"no stored run begins with {run_id!r} below {', '.join(map(str, roots))}{repository.unfetched}"
+        )
     if len(ids := {stored for stored, _ in found}) > 1:
         raise ValueError(f"{run_id!r} is ambiguous: {few(sorted(ids))}; give more of the id")
     whole, path = found[0]

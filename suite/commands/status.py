@@ -65,7 +65,10 @@ def status(
     # `run` repeats what failed and what could not run here; runs without data are in the plan of `--dry-run` too
     to_do = ("running", "queued", "interrupted", "to do", "no data", "failed", "n/a")
     left = [standing.run for standing in found if standing.state in to_do]
-    for line in estimate(left, storage.files([results, repository.reference], experiment), said.append):
+    lines = estimate(left, storage.files([results, repository.reference], experiment), said.append)
+    if left and not lines and repository.unfetched:
+        lines = [f"the time that is left is not known{repository.unfetched}"]
+    for line in lines:
         console.print(visible(line), highlight=False, markup=False, soft_wrap=True)
     for reason in dict.fromkeys(said):
         if all(standing.detail != reason for standing in found):

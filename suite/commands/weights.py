@@ -83,7 +83,7 @@ def export_weights(
 
     repository = repository_of(context)
     checkpoints = repository.checkpoints()
-    path = find_weights(weights, repository.roots(results))
+    path = find_weights(weights, repository.roots(results), repository.unfetched)
     save_file = _safetensors().save_file
 
     import torch

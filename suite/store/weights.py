@@ -50,8 +50,11 @@ def read_weights(path: Path, device: torch.device | None = None) -> tuple[dict[s
         raise ValueError(f"{path}: holds no weights with their settings ({type(error).__name__}: {reason})") from None
 
 
-def find_weights(name: str, roots: Sequence[Path]) -> Path:
-    """The file that is named, or that of the run whose id begins so below one of the folders."""
+def find_weights(name: str, roots: Sequence[Path], hint: str = "") -> Path:
+    """The file that is named, or that of the run whose id begins so below one of the folders.
+
+    hint: ends the message of the ValueError where there is no such run.
+    """
     if not name:
         raise ValueError("the name of the weights is empty; give the beginning of a run id, or a file of weights")
     path = Path(name)
@@ -62,7 +65,7 @@ def find_weights(name: str, roots: Sequence[Path]) -> Path:
     found = [path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in ENDINGS]
     ids = {path.stem for path in found} | {run_id for run_id, _ in endings.find(roots, name, lambda reason: None)}
     if not ids:
-        raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}")
+        raise ValueError(f"no stored run begins with {name!r} below {', '.join(map(str, roots))}{hint}")
     if len(ids) > 1:
         raise ValueError(f"{name!r} is ambiguous: {few(sorted(ids))}; give more of the id")
     for ending in ENDINGS:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subquad.tasks.data import cache
-from subquad.tasks.data.faults import DataError, disk_faults, needed
+from subquad.tasks.data.faults import DataError, disk_faults
 from subquad.tasks.data.manifest import File
 from subquad.tasks.data.tables import from_hub
 
@@ -26,10 +26,6 @@ TIMEOUT_S = (10.0, 60.0)
 """Longest wait for a connection, and between two chunks."""
 SPARE = 1 << 30
 """Number of bytes that a download of unknown length leaves free on its disk."""
-
-
-def _requests() -> Any:
-    return needed("requests", "downloading", "data")
 
 
 def fetch(
@@ -92,7 +88,7 @@ def check(path: Path, file: File, recorded: str | None = None, *, remove: bool =
                 _forget(path)
             raise DataError(
                 f"{path.name.removesuffix('.part')} from {file.url}: {what} is {found}, the {whose} says {expected}; "
-                f"{'it was removed, prepare again' if remove else 'prepare again with --force'}. "
+                f"{'it was removed; give the command again' if remove else 'prepare again with --force'}. "
                 f"If it stays so, the host serves another file: see docs/data.md."
             )
     return record
@@ -160,7 +156,8 @@ def _length(text: str | None) -> int | None:
 
 def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> None:
     """Downloads to part. After a broken connection it tries again and continues where the connection broke."""
-    requests = _requests()
+    import requests
+
     reason = ""
     with requests.Session() as session:
         for attempt in range(ATTEMPTS):
@@ -179,13 +176,15 @@ def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> Non
                     f"yourself and give --from FILE."
                 ) from None
     raise DataError(
-        f"{file.url}: cannot be reached or broke off {ATTEMPTS} times ({reason}); prepare again later to continue, "
-        f"or fetch it yourself and give --from FILE."
+        f"{file.url}: cannot be reached or broke off {ATTEMPTS} times ({reason}); give the command again later to "
+        f"continue, or fetch it yourself and give --from FILE."
     )
 
 
 def _one_transfer(session: requests.Session, file: File, part: Path, progress: Progress) -> None:
     """One attempt to download what is missing in part."""
+    import requests
+
     there = part.stat().st_size if part.exists() else 0
     version = cache.read_json(_memory(part)).get("version", "")
     # a partial file may be continued only with bytes of the same version, or where a hash is checked in the end
@@ -203,9 +202,9 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
             if answer.headers.get("Content-Range", "") == f"bytes */{there}":
                 return
             _forget(part)
-            raise _requests().ConnectionError("the partial file does not belong to what the server has now")
+            raise requests.ConnectionError("the partial file does not belong to what the server has now")
         if answer.status_code >= 500 or answer.status_code == 429:
-            raise _requests().ConnectionError(f"the server answered {answer.status_code}")
+            raise requests.ConnectionError(f"the server answered {answer.status_code}")
         if answer.status_code not in (200, 206):
             raise DataError(
                 f"{file.url}: the server answered {answer.status_code} {answer.reason}; fetch the file from the "
@@ -214,7 +213,7 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
         resumed = answer.status_code == 206
         if resumed and not answer.headers.get("Content-Range", "").startswith(f"bytes {there}-"):
             _forget(part)
-            raise _requests().ConnectionError("the server sent another range than was asked for")
+            raise requests.ConnectionError("the server sent another range than was asked for")
         start = there if resumed else 0
         _check_kind(file, answer)
         length = _length(answer.headers.get("Content-Length"))
@@ -236,6 +235,6 @@ def _one_transfer(session: requests.Session, file: File, part: Path, progress: P
                 out.write(chunk)
                 progress(done, total)
         if not done:
-            raise _requests().ConnectionError("the server sent nothing")
+            raise requests.ConnectionError("the server sent nothing")
         if total is not None and done < total:
-            raise _requests().ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")
+            raise requests.ConnectionError(f"the connection ended after {done:,} of {total:,} bytes")

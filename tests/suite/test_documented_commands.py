@@ -14,7 +14,7 @@ from tests.reports.test_readme import documents
 
 GROUP = typer.main.get_command(app)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"(?:^|\s)python \S*run_suite\.py (.*)")
+COMMAND = re.compile(r"(?:(?:^|\s)python \S*run_suite\.py|^subquad) (.*)")
 EXPERIMENTS = find_experiments(HOME / "reports")
 TUTORIALS = ("running.md", "your-mixer.md", "your-task.md")
 

@@ -1,17 +1,21 @@
-"""Installations: a wheel brings grids and rows in one package, an editable one points at the checkout."""
+"""Installations: a wheel brings grids in one package and fetches its rows, an editable one points at the checkout."""
 
 import json
 import os
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from subquad.run_suite import HOME
+from subquad.suite.packaging import FILES, FOLDERS, check, make
+from tests.file_server import serving
 
-LISTED = ("run_suite.py", "pyproject.toml", "README.md", "LICENSE", "suite", "tasks", "models", "kernels", "reports")
+LISTED = ("pyproject.toml", "LICENSE", *FILES, *FOLDERS)
 ROWS = "results/reference/h3/table2"
 
 
@@ -40,10 +44,19 @@ def pip(*arguments, cwd):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="module")
+def release(source, tmp_path_factory):
+    """Source archive, wheel and archive of rows, and a server that has the last of these."""
+    with pytest.MonkeyPatch.context() as patch, serving(b"") as server:
+        patch.setenv("SUBQUAD_REPOSITORY_URL", f"http://127.0.0.1:{server.server_port}/owner/subquad")
+        files = make(source, tmp_path_factory.mktemp("release") / "dist")
+        server.content = files[-1].read_bytes()
+        yield files, server
+
+
 @pytest.mark.slow
-def test_a_wheel_works_beside_modules_of_its_folders_names(source, tmp_path):
-    pip("wheel", ".", "--no-build-isolation", "-w", tmp_path, cwd=source)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_a_wheel_works_beside_modules_of_its_folders_names(source, release, tmp_path):
+    (_, wheel, _), server = release
     site, work = tmp_path / "site", tmp_path / "work"
     pip("install", wheel, "--target", site, cwd=tmp_path)
     assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} <= {"subquad", "bin"}
@@ -59,7 +72,12 @@ def test_a_wheel_works_beside_modules_of_its_folders_names(source, tmp_path):
     )
 
     def call(*arguments):
-        environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(site),
+            "OMP_NUM_THREADS": "1",
+            "SUBQUAD_DATA": str(tmp_path / "cache"),
+        }
         command = [sys.executable, "-P", *arguments]
         return subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True)
 
@@ -68,6 +86,10 @@ def test_a_wheel_works_beside_modules_of_its_folders_names(source, tmp_path):
     only = ("--only", "model.name=gla", "--only", "model.d_model=8", "--plugin", "plugin.py")
     ran = call(site / "bin" / "subquad", "run", "quickstart", *only, *settings, "--device", "cpu")
     assert ran.returncode == 0, ran.stderr
+    refused = call(site / "bin" / "subquad", "report", "h3/table2")
+    assert (refused.returncode, "`subquad results pull` fetches them" in refused.stderr) == (2, True)
+    assert call(site / "bin" / "subquad", "results", "pull").returncode == 0
+    assert server.asked == [None]
     assert "paper" in call(site / "bin" / "subquad", "report", "h3/table2").stdout
     code = (
         "import json, subquad.suite\n"
@@ -80,6 +102,30 @@ def test_a_wheel_works_beside_modules_of_its_folders_names(source, tmp_path):
     assert Path(file).is_relative_to(site / "subquad")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True).stdout.strip()
     assert (commit, dirty) == (head, False)
+
+
+@pytest.mark.slow
+def test_a_release_is_of_one_version_and_one_commit(source, release, tmp_path):
+    (archive, wheel, rows), _ = release
+    version = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]["version"]
+    assert [path.name for path in (archive, wheel)] == [
+        f"subquad-{version}.tar.gz",
+        f"subquad-{version}-py3-none-any.whl",
+    ]
+    # the wheel is built from the source archive alone, which has what it takes
+    with zipfile.ZipFile(wheel) as file, tarfile.open(archive) as tar:
+        inside = {name.removeprefix("subquad/") for name in file.namelist()}
+        outside = {name.partition("/")[2].removeprefix("suite/package/subquad/") for name in tar.getnames()}
+        assert {name for name in inside if not name.startswith("subquad-")} <= outside
+        assert "py.typed" in inside
+        assert not any(name.endswith(".parquet") for name in inside | outside)
+    check(archive, wheel, rows)
+    content = rows.read_bytes()
+    for wrong in (content[:-1], bytes([content[0] ^ 1]) + content[1:]):
+        other = tmp_path / rows.name
+        other.write_bytes(wrong)
+        with pytest.raises(SystemExit, match="names other rows than"):
+            check(archive, wheel, other)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import pytest
 from subquad.tasks.data import cache, download
 from subquad.tasks.data.faults import DataError
 from subquad.tasks.data.manifest import File
+from tests.file_server import serving
 
 pytest.importorskip("requests")
 
@@ -25,63 +26,13 @@ CONTENT = np.random.default_rng(0).bytes(3_000_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Serves `content`, behaves as a test wants it to, and remembers the ranges that were requested."""
-
-    content = CONTENT
-    ranges = True
-    tag = '"first"'
-    breaks_after: list[int]
-    status = 200
-
-    def handle_error(self, request, client_address):
-        pass
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        server = self.server
-        server.asked.append(self.headers.get("Range"))
-        if server.status != 200:
-            self.send_error(server.status)
-            return
-        content, start = server.content, 0
-        wanted = self.headers.get("Range")
-        if wanted and server.ranges and self.headers.get("If-Range", server.tag) == server.tag:
-            start = int(wanted.removeprefix("bytes=").rstrip("-"))
-            if start >= len(content):
-                self.send_response(416)
-                self.send_header("Content-Range", f"bytes */{len(content)}")
-                self.end_headers()
-                return
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(content) - start))
-        if server.tag:
-            self.send_header("ETag", server.tag)
-        self.end_headers()
-        limit = server.breaks_after.pop(0) if server.breaks_after else len(content)
-        self.wfile.write(content[start : start + limit])
-
-    def log_message(self, *args):
-        pass
-
-
 fetch = partial(download.fetch, delay_s=0.0)
 
 
 @pytest.fixture
 def server():
-    running = Server(("127.0.0.1", 0), Handler)
-    running.breaks_after, running.asked = [], []
-    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield running
-    running.shutdown()
-    thread.join()
-    running.server_close()
+    with serving(CONTENT) as running:
+        yield running
 
 
 def file_of(server, **facts):

@@ -6,18 +6,21 @@ modules of these names. This package therefore lies in a folder of its own, `sui
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from subquad.run_suite import load, results, run
+
+__all__ = ["load", "results", "run"]
 
 _HERE = Path(__file__).resolve().parent
 if not (_HERE / "suite").is_dir():
     __path__ = [str(_HERE.parents[2])]
 
-_FUNCTIONS = ("load", "results", "run")
-
 
 def __getattr__(name: str) -> Any:
     """The functions for Python (`suite/notebook.py`), whose module takes a second to import."""
-    if name in _FUNCTIONS:
+    if name in __all__:
         from subquad import run_suite
 
         return getattr(run_suite, name)
@@ -25,4 +28,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_FUNCTIONS]
+    return [*globals(), *__all__]

@@ -11,10 +11,13 @@ already. If one of them is lost, the others end within seconds:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -51,10 +54,22 @@ class Team:
 
 
 def end_with_parent() -> None:
-    """Ends this process when the one that started it is gone; body of a thread."""
+    """Ends this process when the one that asked for it is gone, of which a pipe tells that nobody writes to.
+
+    A thread waits for that. Code that hangs may hold the interpreter's lock, so that no thread can run: on Linux the
+    kernel signals the end of a pipe, too.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
+    if sys.platform == "linux":
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, fcntl.fcntl(parent.sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    threading.Thread(target=_wait_for_the_end, args=(parent.sentinel,), daemon=True).start()
+
+
+def _wait_for_the_end(sentinel: int) -> None:
+    wait([sentinel])
     os._exit(1)
 
 
@@ -87,7 +102,7 @@ def give(run: Run | None) -> None:
 
 def _member(pipe: Connection, rank: int, team: Team, address: str, device: str, root: Path, threads: int) -> None:
     """Body of a process that follows. Before it ends with an error, it sends (status, reason)."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     try:
         own = torch.device(device)
         parallel.join(rank, team.size, own, address=address, sharded=team.sharded)

@@ -28,7 +28,6 @@ import faulthandler
 import os
 import pickle
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -134,7 +133,7 @@ def _work(
     It sends every `Progress` with the load of its device; after a run an `_Ending`, or None if the run was interrupted,
     or `_Unloaded`.
     """
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     # this needs no lock of the interpreter, which code that hangs may hold
     faulthandler.register(signal.SIGUSR1, file=stacks.fileno())
     device = torch.device(device_name)

@@ -281,14 +281,16 @@ def test_a_worker_that_does_not_heed_a_signal_is_killed_after_the_grace(tmp_path
 
 
 @pytest.mark.slow
-def test_workers_end_within_seconds_of_their_parent(tmp_path):
+@pytest.mark.parametrize("fault", ["slow", "hang"])
+def test_workers_end_within_seconds_of_their_parent(tmp_path, fault):
     script = tmp_path / "grid.py"
     script.write_text(
         "import sys, torch; from pathlib import Path\n"
         "from subquad.suite.executors.local import run_all\n"
         "from tests.suite.test_workers import Recording; from tests.suite.toy import make_run\n"
         "if __name__ == '__main__':\n"
-        "    runs = [make_run(model={'fault': 'slow'}, train={'epochs': 500}, seed=seed) for seed in range(2)]\n"
+        f"    settings = {{'model': {{'fault': {fault!r}}}, 'train': {{'epochs': 500}}}}\n"
+        "    runs = [make_run(**settings, seed=seed) for seed in range(2)]\n"
         f"    run_all(runs, Path({str(tmp_path)!r}), torch.device('cpu'), Recording(), jobs=2)\n"
     )
     home = Path(__file__).resolve().parents[2]

@@ -10,7 +10,8 @@ paper's sentences on the cells, `figure` collects the data of the figure, and `r
 what of a paper's numbers and claims that is, for terminal, page and documents alike. `layout` turns a report into a
 `document` of strings, as `against` does with a comparison of its rows, and `printing` and `latex` print it; `draw` and
 `tiles` draw its figure. A `board` has the reports of all experiments or of a paper, and `page` makes of it an HTML page
-to sort and filter. `speed` is the document of the operators' speed. `quotes` holds the numbers in documents to the
+whose views `home.js` (three questions), `subjects.js` (a mixer, pair, task or experiment) and `lists.js` (all cells,
+claims, kernels) draw. `speed` is the document of the operators' speed. `quotes` holds the numbers in documents to the
 committed rows.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from subquad.reports.render.against import against
-from subquad.reports.render.board import Board, index, overview, read_papers
+from subquad.reports.render.board import About, Board, index, overview, read_papers
 from subquad.reports.render.count import scale_to_count
 from subquad.reports.render.document import Document
 from subquad.reports.render.latex import latex
@@ -37,6 +38,7 @@ from subquad.suite.registry import nearest
 Format = Literal["terminal", "md", "latex", "png", "html"]
 
 __all__ = [
+    "About",
     "Board",
     "Document",
     "Format",

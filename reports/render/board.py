@@ -27,6 +27,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class About:
+    """What the sources say about a model, a task or an operator."""
+
+    kind: str
+    """`model`, `task` or `operator`."""
+    name: str
+    """Its name in the registry."""
+    summary: str
+    path: str = ""
+    """Its file from the root of the repository; empty for one of a plugin."""
+    text: str = ""
+    """Its docstring: an equation, or an instance of a task."""
+
+
+@dataclass(frozen=True)
 class Board:
     """The data of a scoreboard: reports of experiments, and the rows of the operators' benchmarks."""
 
@@ -40,6 +55,8 @@ class Board:
     """Stored rows of `bench`."""
     operators: tuple[str, ...] = ()
     """Every operator that the suite has."""
+    about: tuple[About, ...] = ()
+    """Every model, task and operator, for the pages about them."""
 
     @property
     def title(self) -> str:

@@ -1,317 +1,191 @@
-// ---------------------------------------------------------------- health and scoreboard
+// ---------------------------------------------------------------- data, and what is looked up in it again and again
 
-const counted = data.experiments.filter((experiment) => experiment.counted);
+let data = null;
+const mixerCells = new Map(); // mixer to its cells that have runs
+const taskCells = new Map();
+const cellsByExperiment = new Map();
+const mixerNames = new Map();
+const descriptions = new Map();
+
+const experimentOf = (cell) => data.experiments[cell.experiment];
 const nameOf = (row) => data.experiments[row.experiment].name;
 const scaleOf = (row) => data.experiments[row.experiment].scale;
-const section = (id) => document.getElementById(id);
+const cellsOf = (index) => cellsByExperiment.get(index) || [];
+/** [chance, whether smaller is better, metric] of the column of a cell. */
+const columnOf = (cell) => (Object.hasOwn(experimentOf(cell).columns, cell.column) ? experimentOf(cell).columns[cell.column] : [null, false, ""]);
+const NO_RUN = { parameters: null, state: null, device: "", seconds: null };
+const runOf = (cell) => (cell.runs.length ? data.runs[cell.runs[0]] : NO_RUN);
+const mixerName = (mixer) => mixerNames.get(mixer) || mixer;
 
-function drawHealth() {
-  document.querySelector("h1").textContent = data.title;
-  section("where").textContent = data.where;
-  const line = data.health.map(([text]) => text).join("; ");
-  const lists = data.health.filter(([, names]) => names.length);
-  section("health").append(
-    element("p", {}, element("strong", {}, "Missing data: "), line ? `${line}.` : "none."),
-    lists.length ? element("details", {}, element("summary", {}, "Names"),
-      element("ul", {}, ...lists.map(([text, names]) => element("li", {}, `${text}: ${names.join(", ")}`)))) : "",
-  );
+/** The middle value, or the mean of the two in the middle. */
+function middle(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const half = sorted.length / 2;
+  return sorted.length % 2 ? sorted[Math.floor(half)] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-const COLORS = {
-  agree: "var(--agree)", better: "var(--better)", unclear: "var(--unsure)", differ: "var(--worse)",
-  "at chance": "var(--chance)", "other device": "var(--device)", "other data": "var(--data)", "not run": "var(--empty)",
-};
-/** Cells of few seeds have the colour of their verdict, paler. */
-const colorOf = (part) => COLORS[part] || `color-mix(in srgb, ${COLORS[part.split(",")[0]]} 45%, var(--ground))`;
-
-function bar(line) {
-  const total = line.counts["in a grid"];
-  const parts = data.parts.map((name) => element("span", {
-    style: `width:${total ? (100 * line.counts[name]) / total : 0}%;background:${colorOf(name)}`,
-    title: `${name}: ${line.counts[name]} of ${total}`,
-  }));
-  return element("div", { class: "bar" }, ...parts);
-}
-
-function drawScoreboard(cellTable) {
-  const host = section("scoreboard");
-  const number = (name) => ({
-    title: name, number: true, text: (line) => String(line.counts[name] || "·"), sort: (line) => line.counts[name],
-  });
-  const columns = (first, last) => [
-    ...first,
-    number("published"), number("in a grid"),
-    { title: "of these", text: () => "", draw: bar, sort: (line) => line.counts["in a grid"] },
-    ...data.parts.map(number),
-    ...last,
-  ];
-  host.append(element("ul", {}, ...data.notes.map((note) => element("li", {}, note))));
-  host.append(legend(data.parts.map((name) => ({ label: name, color: colorOf(name) }))));
-  const claims = { title: "claims", text: (line) => line.claims };
-  if (data.folders.length > 1) {
-    const reduced = { title: "claims, reduced", text: (line) => line.reduced };
-    table(host, { rows: data.totals, columns: columns([{ title: "folder", text: (line) => line.name }], [claims, reduced]), words: false });
+/** A size of memory: 512 B, 16 KiB, 2.5 MiB. */
+function bytes(size) {
+  for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
+    if (size >= unit) return `${Number((size / unit).toPrecision(3))} ${name}`;
   }
-  table(host, {
-    rows: counted,
-    choices: data.folders.length > 1 ? [{ title: "folder", of: (e) => e.folder }] : [],
-    columns: columns([
-      {
-        title: "experiment",
-        text: (e) => e.name,
-        draw: (e) => element("a", { href: "#cells", click: (event) => { event.stopPropagation(); cellTable.choose("experiment", e.name); } }, e.name),
-      },
-      { title: "scale", text: (e) => e.scale },
-    ], [claims]),
-    open: (e) => element("div", {},
-      element("p", {}, `${e.title}${e.source ? ` (${e.source})` : ""}`),
-      element("ul", {}, ...e.notes.map((note) => element("li", {}, note)))),
-  });
+  return `${size} B`;
 }
 
-// ---------------------------------------------------------------- cells and runs
-
-function drawCells() {
-  const host = section("cells");
-  host.append(element("p", { class: "muted" },
-    "Every dot is a seed, the upright line is the paper's value. A click on a line shows command, settings, device and curves. " +
-    "† reduced scale, ‡ fewer than three seeds, § stand-in data, ¶ runs of different operators, * the best of several values of a " +
-    "setting, ‖ the same chosen on test rows, ◊ the best epoch chosen on test rows, ⌉ a value at the edge of those tried, " +
-    "⇕ a timing whose samples spread by more than 5 %."));
-  // what most readers look for stands first: cells with a verdict, then those with a value
-  const rank = (cell) => (cell.mean === null ? 2 : cell.verdict ? 0 : 1);
-  return table(host, {
-    rows: [...data.cells].sort((a, b) => rank(a) - rank(b)),
-    choices: [
-      { title: "experiment", of: nameOf },
-      { title: "verdict", of: (cell) => cell.verdict },
-    ],
-    columns: [
-      { title: "experiment", text: nameOf },
-      { title: "scale", text: scaleOf },
-      { title: "row", text: (cell) => cell.row },
-      { title: "column", text: (cell) => cell.column },
-      { title: "paper", number: true, text: (cell) => cell.paper, sort: (cell) => cell.published },
-      { title: "ours", number: true, text: (cell) => cell.ours, sort: (cell) => cell.mean },
-      { title: "unit", text: (cell) => data.experiments[cell.experiment].unit },
-      { title: "seeds", text: (cell) => cell.seeds, draw: dots, sort: (cell) => cell.values.length },
-      { title: "verdict", text: (cell) => cell.verdict },
-    ],
-    open: cellDetail,
-  });
+/** What the sources say of a model, task or operator; a mixer may be a model with a setting behind its name. */
+function aboutOf(kind, name) {
+  const none = { summary: "", path: "", text: "" };
+  return descriptions.get(`${kind} ${name}`) || descriptions.get(`${kind} ${name.replace(/ \[-1, 1\]$/, "")}`) || none;
 }
 
-function cellDetail(cell) {
-  const node = element("div");
-  if (cell.command) node.append(element("h3", {}, "Command"), element("pre", {}, cell.command));
-  if (cell.chosen) node.append(element("p", {}, `best value of a setting: ${cell.chosen}`));
-  if (cell.seeds) node.append(element("p", {}, `seeds: ${cell.seeds}`));
-  if (cell.last) node.append(element("p", {}, `at the last epoch: ${cell.last}`));
-  const runs = cell.runs.map((id) => ({ id, ...data.runs[id] }));
-  if (!runs.length) return node;
-  node.append(element("h3", {}, "Runs"));
-  table(node, {
-    rows: runs,
-    words: false,
-    columns: [
-      { title: "run", text: (run) => run.id, draw: (run) => element("code", {}, run.id) },
-      { title: "seed", number: true, text: (run) => String(run.seed), sort: (run) => run.seed },
-      { title: "status", text: (run) => run.error ? `${run.status}: ${run.error}` : run.status },
-      { title: "device", text: (run) => run.device },
-      { title: "precision", text: (run) => run.precision },
-      { title: "torch", text: (run) => run.torch },
-      { title: "commit", text: (run) => run.commit },
-      { title: "date", text: (run) => run.date },
-    ],
-  });
-  node.append(element("p", {}, "Everything stored about a run: ", element("code", {}, `python run_suite.py show ${runs[0].id}`)));
-  node.append(curves(runs));
-  for (const index of new Set(runs.map((run) => run.settings))) {
-    node.append(element("details", {}, element("summary", {}, "Settings"), settingsList(data.settings[index])));
+function prepare(found) {
+  data = found;
+  for (const [kind, name, summary, path, text] of data.about) descriptions.set(`${kind} ${name}`, { name, summary, path, text });
+  for (const cell of data.cells) {
+    if (!cellsByExperiment.has(cell.experiment)) cellsByExperiment.set(cell.experiment, []);
+    cellsByExperiment.get(cell.experiment).push(cell);
+    const { model = {}, task: of = {} } = cell.runs.length ? data.settings[runOf(cell).settings] : {};
+    // the sign of eigenvalues tells two mixers of one name apart
+    cell.mixer = model && model.name ? model.name + (model.negative_eigenvalues === true ? " [-1, 1]" : "") : "";
+    cell.task = of && of.name ? of.name : "";
+    for (const [cells, name] of [[mixerCells, cell.mixer], [taskCells, cell.task]]) {
+      if (!name) continue;
+      if (!cells.has(name)) cells.set(name, []);
+      cells.get(name).push(cell);
+    }
+    if (cell.mixer && nameOf(cell) === "leaderboard/parameters") mixerNames.set(cell.mixer, cell.row);
   }
-  return node;
 }
 
-/** One chart for every metric and split that the runs measured several times, a line for each run. */
-function curves(runs) {
-  const host = element("div", { class: "charts" });
-  const names = [...new Set(runs.flatMap((run) => run.curves.map(([metric, split]) => `${metric}, ${split}`)))];
-  for (const name of names) {
-    const series = runs.flatMap((run, i) => run.curves
-      .filter(([metric, split]) => `${metric}, ${split}` === name)
-      .map(([, , points]) => ({ label: `seed ${run.seed}`, color: `hsl(${(i * 137) % 360} 60% 50%)`, points, line: true })));
-    host.append(element("figure", {}, element("figcaption", {}, name),
-      chart({ series, width: 320, height: 190, xLabel: "step", title: name })));
+// ---------------------------------------------------------------- addresses
+
+const VIEWS = new Map([
+  ["", home], ["experiments", experiments], ["experiment", experiment], ["cells", cells], ["claims", claims],
+  ["mixers", mixers], ["mixer", mixer], ["pair", pair], ["tasks", tasks], ["task", task],
+  ["cost", cost], ["kernels", kernels], ["crossover", crossover],
+]);
+const MENU = [["", "Questions"], ["experiments", "Experiments"], ["mixers", "Mixers"], ["tasks", "Tasks"], ["cells", "Cells"],
+  ["claims", "Claims"], ["cost", "Cost"], ["kernels", "Kernels"], ["crossover", "Crossover"]];
+/** Views that stand under another entry of the menu. */
+const UNDER = new Map([["experiment", "experiments"], ["mixer", "mixers"], ["pair", "mixers"], ["task", "tasks"]]);
+
+/** The view and its parameters, from an address such as `#cells?experiment=mamba/table11&scale=paper`. */
+function place() {
+  const [view, query = ""] = location.hash.slice(1).split(/\?(.*)/s);
+  return { view, query: new URLSearchParams(query) };
+}
+
+const params = () => place().query;
+
+function link(view, values = {}) {
+  const query = new URLSearchParams(Object.entries(values).filter(([, value]) => value !== ""));
+  // slashes stay readable in an address
+  return `#${view}${query.size ? `?${String(query).replaceAll("%2F", "/")}` : ""}`;
+}
+
+function go(view, values) { location.hash = link(view, values); }
+
+/** Writes values into the address without drawing the view again. push: as a step that "back" returns from. */
+function keep(values, push) {
+  const { view, query } = place();
+  const next = link(view, { ...Object.fromEntries(query), ...values });
+  if (next !== (location.hash || "#")) history[push ? "pushState" : "replaceState"](null, "", next);
+}
+
+const docs = document.documentElement.dataset.docs;
+/** A link into the documentation site where the page is part of it, and else the words alone. */
+const docsLink = (path, words) => (docs === undefined ? element("code", {}, words) : element("a", { href: docs + path }, words));
+const experimentLink = (row) => element("a", { href: link("experiment", { name: nameOf(row), scale: scaleOf(row) }) }, nameOf(row));
+const mixerLink = (name, words = mixerName(name)) => element("a", { href: link("mixer", { name }) }, words);
+const taskLink = (name) => (name ? element("a", { href: link("task", { name }) }, name) : "");
+const operatorLink = (name) => (data.kernels.some((row) => row.operator === name) ? element("a", { href: link("kernels", { operator: name }) }, name) : element("code", {}, name));
+
+function unknown(main, kind, name) {
+  main.append(element("h1", {}, `There is no ${kind} “${name}” here`), element("p", {}, element("a", { href: "#" }, "to the first page")));
+}
+
+function render() {
+  const main = document.getElementById("main");
+  const { view } = place();
+  main.replaceChildren();
+  (VIEWS.get(view) || ((host) => unknown(host, "page", view)))(main);
+  const title = main.querySelector("h1");
+  document.title = `${title ? title.textContent : data.title} · Subquad`;
+  const entry = UNDER.get(view) || view;
+  for (const a of document.querySelectorAll("header nav a")) {
+    if (a.getAttribute("href") === link(entry)) a.setAttribute("aria-current", "page");
+    else a.removeAttribute("aria-current");
   }
-  return host;
 }
 
-function settingsList(settings, prefix = "") {
-  const lines = [];
-  const walk = (value, key) => {
-    if (value !== null && typeof value === "object" && !Array.isArray(value)) {
-      for (const [name, part] of Object.entries(value)) walk(part, key ? `${key}.${name}` : name);
-    } else lines.push(`${key} = ${JSON.stringify(value)}`);
-  };
-  walk(settings, prefix);
-  return element("pre", {}, lines.join("\n"));
+// ---------------------------------------------------------------- search
+
+const MOST_FOUND = 12;
+
+/** [words to find, words to show, address] of everything that has a page. */
+function searched() {
+  const found = [];
+  for (const name of mixerCells.keys()) found.push([`mixer ${name} ${mixerName(name)} ${aboutOf("model", name).summary}`, `mixer ${mixerName(name)}`, link("mixer", { name })]);
+  for (const name of taskCells.keys()) found.push([`task ${name} ${aboutOf("task", name).summary}`, `task ${name}`, link("task", { name })]);
+  for (const e of data.experiments) found.push([`experiment ${e.name} ${e.scale} ${e.title} ${e.source}`, `${e.name}, ${e.scale}: ${e.title}`, link("experiment", { name: e.name, scale: e.scale })]);
+  for (const name of new Set(data.kernels.map((row) => row.operator))) found.push([`operator kernel ${name}`, `operator ${name}`, link("kernels", { operator: name })]);
+  return found.map(([words, shown, href]) => [words.toLowerCase(), shown, href]);
 }
 
-function drawClaims() {
-  const host = section("claims");
-  if (!data.claims.length) { host.hidden = true; return; }
-  table(host, {
-    rows: data.claims.map(([experiment, kind, verdict, claim, formula, source]) => ({ experiment, kind, verdict, claim, formula, source })),
-    choices: [{ title: "experiment", of: nameOf }, { title: "verdict", of: (row) => row.kind }],
-    columns: [
-      { title: "experiment", text: nameOf },
-      { title: "verdict", text: (row) => row.verdict },
-      { title: "claim", text: (row) => row.claim },
-      { title: "checked as", text: (row) => row.formula },
-      { title: "source", text: (row) => row.source },
-    ],
-  });
-}
-
-// ---------------------------------------------------------------- accuracy against cost
-
-function drawTradeoff() {
-  const host = section("tradeoff");
-  if (!data.tradeoff.length) { host.hidden = true; return; }
-  host.append(element("p", { class: "muted" },
-    "Every dot is a run. The state is what a sequence keeps between two tokens, counted at four bytes an element. Speeds compare on one device only."));
-  const charts = element("div");
-  const select = element("select", { change: () => show(Number(select.value)) },
-    ...data.tradeoff.map((found, i) => element("option", { value: i }, `${nameOf(found)}, ${scaleOf(found)}`)));
-  host.append(element("div", { class: "controls" }, element("label", {}, "experiment ", select)), charts);
-
-  function show(i) {
-    const found = data.tradeoff[i];
-    const series = (place) => [...new Set(found.points.map((point) => point[0]))].map((label) => ({
-      label,
-      color: found.colors[label],
-      points: found.points.filter((p) => p[0] === label && p[place] !== null)
-        .map((p) => [p[place], p[1], `${label}: ${short(p[1])} %, ${short(p[place])}, run ${p[4]}, ${data.runs[p[4]].device}`]),
-    })).filter((s) => s.points.length);
-    const pictures = [["bytes of state", 2], ["training, tokens a second", 3]]
-      .filter(([, place]) => series(place).length)
-      .map(([xLabel, place]) => element("figure", {}, chart({
-        series: series(place), logX: true, xLabel, yLabel: "test accuracy (%)", width: 520, height: 300,
-        title: `accuracy against ${xLabel}`,
-      })));
-    charts.replaceChildren(legend(series(2)), element("div", { class: "charts" }, ...pictures));
-  }
-
-  // the experiment with most models says most
-  const models = data.tradeoff.map((found) => new Set(found.points.map((point) => point[0])).size);
-  select.value = String(models.indexOf(Math.max(...models)));
-  show(Number(select.value));
-}
-
-// ---------------------------------------------------------------- operators
-
-const newest = (row) => row.history[row.history.length - 1];
-const shareOfFloor = ([, , , , median, , , floor]) => (median && floor ? floor / median : null);
-
-function drawKernels() {
-  const host = section("kernels");
-  if (!data.kernels.length) { host.append(element("p", {}, "No benchmark has run; start one with: python run_suite.py bench")); return; }
-  host.append(element("p", { class: "muted" },
-    "The floor is the least time that the bytes or the matrix products need on the device; 100 % cannot be passed. " +
-    "The trend shows the share over commits, with a band between the quartiles of the samples."));
-  table(host, {
-    rows: data.kernels,
-    choices: [
-      { title: "device", of: (row) => row.device },
-      { title: "operator", of: (row) => row.operator },
-      { title: "pass", of: (row) => row.pass },
-      { title: "implementation", of: (row) => row.implementation },
-    ],
-    columns: [
-      { title: "operator", text: (row) => row.operator },
-      { title: "case", text: (row) => row.case },
-      { title: "pass", text: (row) => row.pass },
-      { title: "implementation", text: (row) => row.implementation },
-      { title: "of floor", number: true, text: (row) => { const s = shareOfFloor(newest(row)); return s === null ? "—" : percent(s); }, sort: (row) => shareOfFloor(newest(row)) },
-      { title: "median ms", number: true, text: (row) => newest(row)[4] === null ? newest(row)[2] : newest(row)[4].toPrecision(4), sort: (row) => newest(row)[4] },
-      { title: "trend", text: () => "", draw: trend, sort: (row) => row.history.length },
-      { title: "commits", number: true, text: (row) => String(row.history.length), sort: (row) => row.history.length },
-      { title: "newest", text: (row) => newest(row)[1] },
-    ],
-    open: kernelDetail,
-  });
-}
-
-/** Share of the floor over commits in a line of text, from 0 to 100 %. */
-function trend(row) {
-  const found = row.history.filter((point) => shareOfFloor(point) !== null);
-  if (!found.length) return element("span");
-  const width = 110, height = 22;
-  const x = (i) => 4 + (width - 8) * (found.length > 1 ? i / (found.length - 1) : 0.5);
-  const y = (share) => height - 2 - (height - 4) * Math.min(share, 1);
-  const root = shape("svg", { width, height, role: "img", "aria-label": "share of the floor over commits" });
-  root.append(shape("line", { x1: 0, x2: width, y1: y(1), y2: y(1), stroke: "var(--line)" }),
-    shape("line", { x1: 0, x2: width, y1: y(0), y2: y(0), stroke: "var(--line)" }));
-  const band = found.map((p, i) => [x(i), y(p[7] / p[6]), y(p[7] / p[5])]);
-  const around = [...band.map((b) => [b[0], b[2]]), ...band.map((b) => [b[0], b[1]]).reverse()];
-  root.append(shape("polygon", { points: around.map((p) => p.join()).join(" "), fill: "var(--better)", opacity: 0.25 }),
-    shape("polyline", { points: found.map((p, i) => [x(i), y(shareOfFloor(p))].join()).join(" "), fill: "none", stroke: "var(--better)" }));
-  found.forEach((p, i) => root.append(shape(
-    "circle", { cx: x(i), cy: y(shareOfFloor(p)), r: 2.2, fill: "var(--better)" }, shape("title", {}, `${p[0]}: ${percent(shareOfFloor(p))}`))));
-  return root;
-}
-
-function kernelDetail(row) {
-  const node = element("div", {}, element("p", {}, row.device));
-  table(node, {
-    rows: row.history,
-    words: false,
-    columns: [
-      { title: "commit", text: (p) => p[0] },
-      { title: "date", text: (p) => p[1] },
-      { title: "status", text: (p) => p[2] },
-      { title: "median ms", number: true, text: (p) => p[4] === null ? "—" : p[4].toPrecision(4), sort: (p) => p[4] },
-      { title: "quartiles", number: true, text: (p) => p[4] === null ? "" : `${p[5].toPrecision(4)} to ${p[6].toPrecision(4)}` },
-      { title: "floor ms", number: true, text: (p) => p[7] === null ? "—" : p[7].toPrecision(4), sort: (p) => p[7] },
-      { title: "of floor", number: true, text: (p) => { const s = shareOfFloor(p); return s === null ? "—" : percent(s); }, sort: shareOfFloor },
-      { title: "run", text: (p) => p[3] },
-    ],
-  });
-  node.append(element("pre", {}, `python run_suite.py bench ${row.operator}`));
-  return node;
-}
-
-function drawCrossover() {
-  const host = section("crossover");
-  if (!data.crossover.length) { host.hidden = true; return; }
-  host.append(element("p", { class: "muted" },
-    "The length from which on a row is faster than the fastest attention of the same experiment on the same device, at every longer length too."));
-  table(host, {
-    rows: data.crossover,
-    choices: [{ title: "experiment", of: (row) => row.experiment }],
-    words: false,
-    columns: [
-      { title: "experiment", text: (row) => row.experiment },
-      { title: "row", text: (row) => row.row },
-      { title: "faster than attention", text: (row) => row.text, sort: (row) => row.start },
-      { title: "compared with", text: (row) => row.attention },
-      { title: "device", text: (row) => row.device },
-    ],
-    open: (row) => {
-      const theirs = row.points.filter((p) => p[2] !== null).map((p) => [p[0], p[2]]);
-      const series = [
-        { label: row.row, color: "var(--better)", points: row.points.map((p) => [p[0], p[1]]), line: true },
-        { label: "fastest attention", color: "var(--muted)", points: theirs, line: true, dashed: true },
-      ].filter((s) => s.points.length);
-      return element("div", {}, legend(series),
-        chart({ series, logX: true, logY: true, lengths: true, xLabel: "sequence length", yLabel: row.unit, title: row.row }));
+function drawSearch(host) {
+  const all = searched();
+  const list = element("ul", { id: "found", hidden: "hidden" });
+  const count = element("span", { class: "hidden", role: "status" });
+  const field = element("input", {
+    type: "search", placeholder: "mixer, task, table, kernel", "aria-label": "search", "aria-controls": "found",
+    input: () => show(),
+    keydown: (event) => {
+      const first = list.querySelector("a");
+      if (event.key === "Enter" && first) first.click();
+      if (event.key === "Escape") { field.value = ""; show(); }
     },
   });
+  function show() {
+    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    // a name that begins with the words stands first
+    const rank = ([, shown]) => (shown.toLowerCase().replace(/^(mixer|task|operator) /, "").startsWith(words[0]) ? 0 : 1);
+    const found = words.length ? all.filter(([text]) => words.every((word) => text.includes(word))).sort((a, b) => rank(a) - rank(b)) : [];
+    list.replaceChildren(...found.slice(0, MOST_FOUND).map(([, shown, href]) => element("li", {},
+      element("a", { href, click: () => { field.value = ""; show(); } }, shown))));
+    list.hidden = !found.length;
+    count.textContent = words.length ? `${found.length} found` : "";
+  }
+  host.append(field, count, list);
 }
 
-drawHealth();
-drawScoreboard(drawCells());
-drawClaims();
-drawTradeoff();
-drawKernels();
-drawCrossover();
+// ---------------------------------------------------------------- beginning
+
+async function unpacked() {
+  const packed = Uint8Array.from(atob(document.getElementById("data").textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+}
+
+async function begin() {
+  if (typeof DecompressionStream === "undefined") {
+    document.getElementById("main").textContent = "This page needs a browser of 2023 or newer, which can unpack its numbers.";
+    return;
+  }
+  prepare(await unpacked());
+  document.getElementById("where").textContent = data.where;
+  const nav = document.querySelector("header nav");
+  nav.append(...MENU.map(([view, words]) => element("a", { href: link(view) }, words)));
+  if (docs !== undefined) nav.append(element("a", { href: docs }, "Documentation"));
+  drawSearch(document.querySelector("header .search"));
+  render();
+  addEventListener("hashchange", () => {
+    render();
+    if (params().get("at") === null) {
+      scrollTo(0, 0);
+      document.getElementById("main").focus({ preventScroll: true });
+    }
+  });
+  performance.mark("drawn");
+  document.documentElement.dataset.ready = "yes";
+}
+
+begin();

@@ -1,11 +1,13 @@
-"""The scoreboard as one self-contained HTML page: cells of the papers, accuracy against cost, speed of the operators.
+"""The scoreboard as one self-contained HTML page: three questions, and a page for each mixer, task and experiment.
 
-Python writes the numbers into the page as JSON, and the script (`widgets.js`, `page.js`) draws tables and charts from
-them, so that a page of 50,000 rows opens at once. It loads no other file.
+Python writes the numbers into the page as compressed JSON, and the scripts draw tables and charts from them, one view
+at a time, so that a page of 50,000 rows opens at once. It loads no other file.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 import shlex
@@ -15,29 +17,30 @@ from pathlib import Path
 from typing import Any
 
 from subquad.reports.render.board import NOTES, NUMBERS, Board, counts_of, crossovers, folder_of, health
-from subquad.reports.render.count import CELLS, claims_text, count, prefix
+from subquad.reports.render.count import CELLS, PAPERS, claims_text, count, prefix
 from subquad.reports.render.figure import colors_of
-from subquad.reports.render.judge import Cell
+from subquad.reports.render.judge import Cell, setting_text
 from subquad.reports.render.layout import claim_texts, last_text, ours_text, paper_text, seeds_text
 from subquad.reports.render.printing import style
 from subquad.reports.render.report import Report
 from subquad.reports.render.rows import StoredRun
 from subquad.reports.render.speed import Point, points_of
+from subquad.suite.metrics import smaller_is_better
+from subquad.suite.store.documents import operators_in
 
 HERE = Path(__file__).parent
 MOST_POINTS = 60
 """Points of a curve that the page keeps; the eye sees no more in a small chart."""
 BYTES_AN_ELEMENT = 4
 """States are counted in float32, whatever the precision of the run, so that models compare."""
-SECTIONS = """
-<header><h1></h1><p id="where"></p></header>
-<section id="health"></section>
-<section id="scoreboard"><h2>Scoreboard</h2></section>
-<section id="cells"><h2>Cells of the tables</h2></section>
-<section id="claims"><h2>Claims</h2></section>
-<section id="tradeoff"><h2>Accuracy against size of the state and speed</h2></section>
-<section id="kernels"><h2>Operators: share of the floor</h2></section>
-<section id="crossover"><h2>Crossover with attention</h2></section>
+SCRIPTS = ("widgets.js", "home.js", "lists.js", "subjects.js", "page.js")
+"""Elements, tables and charts; the first screen; tables of everything; a mixer, pair, task or experiment; addresses."""
+BODY = """
+<a class="skip" href="#main">Skip to the content</a>
+<header><p class="name"><a href="#">Subquad</a></p>
+<nav aria-label="Views"></nav><div class="search" role="search"></div></header>
+<main id="main" tabindex="-1"><p>The numbers are being unpacked.</p></main>
+<footer><p id="where"></p></footer>
 <noscript><p>This page draws its tables with JavaScript, which is switched off.</p></noscript>
 """
 
@@ -45,15 +48,16 @@ SECTIONS = """
 def page(board: Board) -> str:
     """The text of the page."""
     text = json.dumps(page_data(board), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # a fixed time makes equal data equal bytes; base64 has no character that could end a script
+    packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
     return "\n".join(
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>Subquad: {escape(board.title)}</title><style>{style()}</style></head><body>",
-            SECTIONS,
-            # no text within a script may look like its end
-            f'<script type="application/json" id="data">{text.replace("<", chr(92) + "u003c")}</script>',
+            BODY,
+            f'<script type="application/octet-stream" id="data">{packed}</script>',
             f"<script>{script()}</script></body></html>",
             "",
         ]
@@ -61,13 +65,13 @@ def page(board: Board) -> str:
 
 
 def script() -> str:
-    """The script of the page: elements, tables and charts, and then the sections that are made of them."""
-    return "".join((HERE / name).read_text() for name in ("widgets.js", "page.js"))
+    """The script of the page, in the order in which its parts need each other."""
+    return "".join((HERE / name).read_text() for name in SCRIPTS)
 
 
 def page_data(board: Board) -> dict[str, Any]:
     """Everything that the page shows, as values of JSON."""
-    settings = _Indexed()
+    settings, operators = _Indexed(), _Indexed()
     reports = board.reports + board.others
     runs = {run.run_id: run for report in reports for run in report.runs}
     return {
@@ -76,15 +80,19 @@ def page_data(board: Board) -> dict[str, Any]:
         "health": health(board),
         "notes": NOTES,
         "parts": CELLS,
+        "papers": PAPERS,
         "totals": [_line(name, counts) for name, counts in counts_of(board)],
         "folders": board.folders,
+        "about": [[a.kind, a.name, a.summary, a.path, a.text] for a in board.about],
         "experiments": [_experiment(report, i < len(board.reports)) for i, report in enumerate(reports)],
         "cells": [_cell(report, i, cell) for i, report in enumerate(reports) for cell in report.cells],
-        "runs": {run_id: _run(run, settings) for run_id, run in runs.items()},
+        "runs": {run_id: _run(run, settings, operators) for run_id, run in runs.items()},
         "settings": settings.values,
+        "operators": operators.values,
         "claims": [
             [i, claim.verdict, *claim_texts(claim)] for i, report in enumerate(board.reports) for claim in report.claims
         ],
+        "rates": [found for i, report in enumerate(reports) for found in _rates(report, i)],
         "tradeoff": [found for i, report in enumerate(reports) if (found := _tradeoff(report, i))["points"]],
         "kernels": _kernels(points_of(board.kernels)),
         "crossover": [
@@ -136,6 +144,16 @@ def _experiment(report: Report, counted: bool) -> dict[str, Any]:
         "unit": report.unit,
         "notes": report.notes,
         "counted": counted,
+        "reference": report.spec.reference,
+        "timed": report.timed,
+        "success": None if report.config.select is None else report.config.select.success,
+        "cannotRun": dict(report.config.cannot_run),
+        # chance, whether smaller is better, and the metric of every column that a run can fill
+        "columns": {
+            column: [report.spec.of(column, "chance"), smaller_is_better(metric), metric]
+            for column in report.spec.columns
+            if (metric := report.spec.of(column, "metric"))
+        },
         **_line(report.experiment, counts),
         "claims": claims_text(counts, prefix(report)),
     }
@@ -164,6 +182,7 @@ def _cell(report: Report, index: int, cell: Cell) -> dict[str, Any]:
         "seeds": seeds_text(cell),
         "verdict": cell.verdict or ("" if cell.mean is not None else "not run" if cell.missing else ""),
         "chosen": cell.chosen,
+        "planned": cell.planned,
         "runs": cell.run_ids,
         "command": _command(report, cell) if cell.planned else "",
     }
@@ -181,7 +200,15 @@ def _command(report: Report, cell: Cell) -> str:
     return " ".join(["python run_suite.py run", report.experiment, "--scale", report.scale, *filters])
 
 
-def _run(run: StoredRun, settings: _Indexed) -> dict[str, Any]:
+def _rates(report: Report, index: int) -> list[list[Any]]:
+    """[experiment, row, column, [[value, successes, runs], ...], window] of every cell with a choice of settings."""
+    return [
+        [index, found.row, found.column, [[setting_text(v), good, runs] for v, good, runs in found.tried], found.window]
+        for found in report.sensitivity
+    ]
+
+
+def _run(run: StoredRun, settings: _Indexed, operators: _Indexed) -> dict[str, Any]:
     config = {key: value for key, value in run.config.items() if key != "seed"}
     return {
         "seed": run.seed,
@@ -192,7 +219,11 @@ def _run(run: StoredRun, settings: _Indexed) -> dict[str, Any]:
         "precision": run.precision,
         "commit": run.commit,
         "date": run.started_at[:10],
+        "seconds": None if run.seconds is None else _short(run.seconds),
+        "parameters": _any_slice(run, "num_parameters"),
+        "state": None if (state := _any_slice(run, "state_size")) is None else BYTES_AN_ELEMENT * state,
         "settings": settings.add(json.dumps(config, sort_keys=True)),
+        "operators": operators.add(json.dumps(sorted(operators_in(run.operators)))),
         "curves": _curves(run),
     }
 

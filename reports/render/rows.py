@@ -174,6 +174,8 @@ class StoredRun:
     precision: str
     commit: str
     started_at: str
+    seconds: float | None
+    """How long the run took; None where its rows do not say so."""
     operators: str | None
     """JSON: version and backend of every operator that the run used; None where a row has no record of them."""
 
@@ -206,7 +208,7 @@ def _number(value: Any) -> float | None:
 
 HEAD = (
     *("status", "error", "scale", "seed", "stand_in", "config", "device", "torch", "precision", "commit", "dirty"),
-    *("started_at", "operators"),
+    *("started_at", "duration_s", "operators"),
 )
 """Columns of which a report reads one row a run."""
 READ = ("run_id", "experiment", "metric", "split", "slice", "step", "unit", "value", "samples", *HEAD)
@@ -303,5 +305,6 @@ def _stored_run(run_id: str, head: Mapping[str, Any], values: Values, *, is_ende
         precision=_text(head["precision"]),
         commit=_text(head["commit"])[:10] + ("-dirty" if head["dirty"] is True or head["dirty"] == 1 else ""),
         started_at=_text(head["started_at"]),
+        seconds=_number(head["duration_s"]),
         operators=_text(head["operators"]) or None,
     )

@@ -1,8 +1,7 @@
 "use strict";
-// Draws the scoreboard from the numbers in the element `data`. All text is set as text, never as markup.
+// Elements, tables and charts of the scoreboard. All text is set as text, never as markup.
 
-const data = JSON.parse(document.getElementById("data").textContent);
-const MOST_LINES = 200; // lines of a table that are drawn at first
+const MOST_LINES = 200; // lines of a table that are drawn at a time
 const VERDICTS = ["agrees", "better", "unclear", "unstable", "worse", "differs", "not run"];
 
 // ---------------------------------------------------------------- elements
@@ -25,6 +24,9 @@ function fill(node, attributes, children) {
   node.append(...children);
   return node;
 }
+
+/** An entry of a list of choices. Its value may be empty, which `fill` would leave out. */
+const choiceOf = (value, words = value) => Object.assign(element("option", {}, words), { value });
 
 /** A number in few digits, large ones with the prefix K, M or G. */
 function short(value) {
@@ -50,72 +52,117 @@ const percent = (share) => `${(100 * share).toFixed(0)} %`;
 /**
  * A table that sorts by a click on a title and filters by words and by choices.
  *
- * columns: {title, text(row), sort(row)?, draw(row)?, number?}; draw gives an element in place of the text.
+ * columns: {title, text(row), sort(row)?, draw(row)?, number?, hint?}; draw gives an element in place of the text, and
+ * sort a key, whose largest value comes first where `falling` is set.
  * choices: {title, of(row)}: a list from which one value can be chosen.
- * open(row): the element that a click on a line shows below it.
+ * open(row): the element that the button of a line shows below it. key(row): its name in the address.
+ * keeps(row): whether a line passes what stands outside of the table, such as a slider; `refresh` asks again.
+ * address: keep filters, order and open lines in the address of the page, and begin with what it says.
  */
-function table(host, { columns, rows, choices = [], open = null, words = true }) {
-  const state = { sort: null, descending: false, words: "", chosen: {}, all: false };
+function table(host, options) {
+  const { caption, rows, choices = [], open = null, key = null, words = true, keeps = null, address = false } = options;
+  // a column that says nothing here takes no room
+  const columns = options.columns.filter((column) => column.draw || rows.some((row) => column.text(row) !== ""));
+  const given = address ? params() : new Map();
+  const state = {
+    sort: columns.findIndex((column) => column.title === (given.get("sort") || "").replace(/^-/, "")),
+    descending: (given.get("sort") || "").startsWith("-"),
+    words: given.get("words") || "",
+    chosen: new Map(),
+    limit: MOST_LINES,
+    open: new Set((given.get("open") || "").split("~").filter(Boolean)),
+  };
   const body = element("tbody");
-  const count = element("span", { class: "muted" });
-  const more = element("button", { click: () => { state.all = true; show(); } }, "show all");
+  const count = element("span", { class: "count", role: "status" });
+  const more = element("button", { type: "button", click: () => { state.limit += MOST_LINES; show(); } });
   const heads = columns.map((column, i) => element(
     "th",
-    { class: column.number ? "" : "word", scope: "col" },
-    element("button", { click: () => sortBy(i) }, column.title),
+    { class: column.number ? "" : "word", scope: "col", title: column.hint },
+    element("button", { type: "button", click: () => sortBy(i, state.sort === i ? !state.descending : Boolean(column.falling)) }, column.title),
   ));
   const controls = element("div", { class: "controls" });
   if (words) {
-    controls.append(element("input", {
+    const field = element("input", {
       type: "search",
       placeholder: "filter by words",
-      "aria-label": "filter by words",
-      input: (event) => { state.words = event.target.value.toLowerCase(); show(); },
-    }));
+      "aria-label": `filter by words: ${caption}`,
+      input: (event) => { state.words = event.target.value; restart({ words: state.words }, false); },
+    });
+    field.value = state.words;
+    controls.append(field);
   }
-  const selects = {};
   for (const choice of choices) {
     const values = [...new Set(rows.map(choice.of))].filter((value) => value !== "");
-    selects[choice.title] = element(
+    if (values.includes(given.get(choice.title))) state.chosen.set(choice.title, given.get(choice.title));
+    const select = element(
       "select",
-      { change: (event) => { state.chosen[choice.title] = event.target.value; show(); } },
-      element("option", { value: "" }, "all"),
-      ...values.map((value) => element("option", { value }, value)),
+      { change: (event) => { state.chosen.set(choice.title, event.target.value); restart({ [choice.title]: event.target.value }, true); } },
+      choiceOf("", "all"),
+      ...values.map((value) => choiceOf(value)),
     );
-    controls.append(element("label", {}, `${choice.title} `, selects[choice.title]));
+    select.value = state.chosen.get(choice.title) || "";
+    controls.append(element("label", {}, `${choice.title} `, select));
   }
-  controls.append(count, more);
-  const frame = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), body);
-  host.append(controls, element("div", { class: "wide" }, frame));
+  // cards on a phone have no titles to click on
+  const order = element(
+    "select",
+    { change: (event) => sortBy(Number(event.target.value.slice(1)), event.target.value[0] === "-") },
+    choiceOf("", "as given"),
+    ...columns.flatMap((column, i) => [["+", "rising"], ["-", "falling"]].map(
+      ([sign, way]) => choiceOf(sign + i, `${column.title}, ${way}`))),
+  );
+  const ordering = element("label", { class: "phone" }, "order ", order);
+  controls.append(ordering, count);
+  const frame = element(
+    "table", { role: "table" },
+    element("caption", {}, caption),
+    element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, ...heads)),
+    body,
+  );
+  body.setAttribute("role", "rowgroup");
+  host.append(controls, element("div", { class: "wide" }, frame), more);
 
-  function sortBy(i) {
-    state.descending = state.sort === i && !state.descending;
-    state.sort = i;
+  function remember(changes, push) { if (address) keep(changes, push); }
+
+  function restart(changes, push) {
+    state.limit = MOST_LINES;
+    remember(changes, push);
     show();
   }
 
+  function sortBy(i, descending) {
+    state.sort = i;
+    state.descending = descending;
+    restart({ sort: (descending ? "-" : "") + columns[i].title }, true);
+  }
+
   function kept() {
-    const words = state.words.split(/\s+/).filter(Boolean);
+    const asked = state.words.toLowerCase().split(/\s+/).filter(Boolean);
     const found = rows.filter((row) => {
-      if (!choices.every((choice) => !state.chosen[choice.title] || choice.of(row) === state.chosen[choice.title])) {
+      if (keeps && !keeps(row)) return false;
+      if (!choices.every((choice) => !state.chosen.get(choice.title) || choice.of(row) === state.chosen.get(choice.title))) {
         return false;
       }
-      const text = words.length ? columns.map((column) => column.text(row)).join(" ").toLowerCase() : "";
-      return words.every((word) => text.includes(word));
+      const text = asked.length ? columns.map((column) => column.text(row)).join(" ").toLowerCase() : "";
+      return asked.every((word) => text.includes(word));
     });
-    if (state.sort === null) return found;
-    const key = columns[state.sort].sort || columns[state.sort].text;
+    if (state.sort < 0) return found;
+    const of = columns[state.sort].sort || columns[state.sort].text;
     const sign = state.descending ? -1 : 1;
-    return found.sort((a, b) => compare(key(a), key(b), sign));
+    return found.sort((a, b) => compare(of(a), of(b), sign));
   }
 
   function show() {
     const found = kept();
-    const shown = state.all ? found : found.slice(0, MOST_LINES);
-    body.replaceChildren(...shown.map(line));
-    count.textContent = shown.length < found.length ? `${shown.length} of ${found.length} lines` : `${found.length} lines`;
-    controls.hidden = !words && !choices.length && shown.length === found.length;
+    const shown = found.slice(0, state.limit);
+    body.replaceChildren(...shown.flatMap(line));
+    const all = found.length < rows.length ? ` (of ${rows.length} without a filter)` : "";
+    count.textContent = `${shown.length < found.length ? `${shown.length} of ` : ""}${found.length} line${found.length === 1 ? "" : "s"}${all}`;
+    controls.hidden = !words && !choices.length && !keeps && found.length === rows.length && shown.length === found.length;
+    ordering.hidden = rows.length < 2;
     more.hidden = shown.length === found.length;
+    more.textContent = `show ${Math.min(MOST_LINES, found.length - shown.length)} more`;
+    order.value = state.sort < 0 ? "" : (state.descending ? "-" : "+") + state.sort;
     heads.forEach((head, i) => head.setAttribute(
       "aria-sort", state.sort !== i ? "none" : state.descending ? "descending" : "ascending"));
   }
@@ -124,36 +171,37 @@ function table(host, { columns, rows, choices = [], open = null, words = true })
     const cells = columns.map((column) => {
       const text = column.text(row);
       const names = [column.number ? "num" : "word", verdictClass(text)].filter(Boolean).join(" ");
-      return element("td", { class: names }, column.draw ? column.draw(row) : text);
+      const content = column.draw ? column.draw(row) : text;
+      return element("td", { class: names, role: "cell", "data-title": column.title }, content === null ? "" : content);
     });
-    const node = element("tr", {}, ...cells);
-    if (open) {
-      const toggle = () => {
-        const next = node.nextElementSibling;
-        const opened = next && next.classList.contains("detail");
-        node.setAttribute("aria-expanded", String(!opened));
-        if (opened) next.remove();
-        else node.after(element("tr", { class: "detail" }, element("td", { colspan: columns.length }, open(row))));
-      };
-      fill(node, {
-        class: "opens",
-        tabindex: "0",
-        "aria-expanded": "false",
-        click: toggle,
-        keydown: (event) => { if (event.key === "Enter") toggle(); },
-      }, []);
+    const node = element("tr", { role: "row" }, ...cells);
+    if (!open) return [node];
+    const name = key ? key(row) : "";
+    const button = element("button", { type: "button", class: "opener", "aria-label": `details of ${columns.map((c) => c.text(row)).filter(Boolean).slice(0, 4).join(", ")}` });
+    let detail = null;
+    const toggle = (isOpen) => {
+      button.setAttribute("aria-expanded", String(isOpen));
+      if (isOpen) {
+        detail = element("tr", { class: "detail", role: "row" }, element("td", { colspan: columns.length, role: "cell" }, open(row)));
+        node.after(detail);
+      } else if (detail) detail.remove();
+      if (name) state.open[isOpen ? "add" : "delete"](name);
+    };
+    button.addEventListener("click", () => {
+      toggle(button.getAttribute("aria-expanded") !== "true");
+      if (name) remember({ open: [...state.open].join("~") }, false);
+    });
+    button.setAttribute("aria-expanded", "false");
+    cells[0].prepend(button);
+    if (name && state.open.has(name)) {
+      // the line is put into the table first
+      queueMicrotask(() => toggle(true));
     }
-    return node;
+    return [node];
   }
 
   show();
-  return {
-    choose(title, value) {
-      state.chosen[title] = value;
-      selects[title].value = value;
-      show();
-    },
-  };
+  return { refresh: show, sorted: () => (state.sort < 0 ? "" : columns[state.sort].title) };
 }
 
 /** Order of two values, those that are missing last in either direction. */
@@ -266,22 +314,38 @@ function niceStep(rough) {
   return power * [1, 2, 2.5, 5, 10].find((step) => step * power >= rough);
 }
 
-/** Every seed of a cell as a dot, and the paper's value as an upright line. */
-function dots(cell) {
-  const width = 120, height = 16;
+/**
+ * Every seed of a cell as a dot, their range as a line, the paper's value as an upright line, chance as a dotted one.
+ *
+ * Where a threshold of success is known, dots are filled: blue if all seeds reach it, orange if some do.
+ */
+function dots(cell, { width = 120, success = null } = {}) {
+  const height = 18;
   const values = cell.published === null ? cell.values : [...cell.values, cell.published];
   // a single value has nothing that it could stand beside
-  if (!cell.values.length || values.length < 2) return element("span");
-  const isShare = data.experiments[cell.experiment].unit === "%" && Math.min(...values) >= 0 && Math.max(...values) <= 100;
+  if (!cell.values.length || (success === null && values.length < 2)) return element("span");
+  const isShare = experimentOf(cell).unit === "%" && Math.min(...values) >= 0 && Math.max(...values) <= 100;
   const x = axis(isShare ? [0, 100] : values, false, 4, width - 4);
-  const root = shape("svg", { width, height, role: "img", "aria-label": `${cell.values.length} seeds` });
-  root.append(shape("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2, stroke: "var(--line)" }));
+  const [chance, smaller] = columnOf(cell);
+  const good = success === null ? [] : cell.values.filter((value) => (smaller ? value <= success : value >= success));
+  const color = good.length === cell.values.length ? "var(--better)" : good.length ? "var(--some)" : "var(--muted)";
+  const told = `${cell.values.map(short).join(", ")}${cell.published === null ? "" : `; paper ${short(cell.published)}`}`;
+  const root = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told, class: "dots" });
+  const middle = height / 2;
+  root.append(shape("title", {}, told), shape("line", { x1: 0, x2: width, y1: middle, y2: middle, stroke: "var(--line)" }));
+  if (isShare && chance !== null) {
+    root.append(shape("line", { x1: x.at(chance), x2: x.at(chance), y1: 0, y2: height, stroke: "var(--muted)", "stroke-dasharray": "2 2" }));
+  }
   if (cell.published !== null) {
     root.append(shape("line", { x1: x.at(cell.published), x2: x.at(cell.published), y1: 0, y2: height, stroke: "var(--ink)", "stroke-width": 2 }));
   }
+  root.append(shape("line", { x1: x.at(Math.min(...cell.values)), x2: x.at(Math.max(...cell.values)), y1: middle, y2: middle, stroke: success === null ? "var(--better)" : color, "stroke-width": 2 }));
   for (const value of cell.values) {
-    root.append(shape(
-      "circle", { cx: x.at(value), cy: height / 2, r: 3.2, fill: "var(--better)", "fill-opacity": 0.7 }, shape("title", {}, short(value))));
+    const filled = success === null || good.length;
+    root.append(shape("circle", {
+      cx: x.at(value), cy: middle, r: 3.4, stroke: success === null ? "var(--better)" : color, "stroke-width": 1.3,
+      fill: filled ? (success === null ? "var(--better)" : color) : "var(--ground)", "fill-opacity": filled ? 0.75 : 1,
+    }));
   }
   return root;
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -234,4 +235,34 @@ def _board(repository: Repository, name: str, results: Path | None, *, reduced: 
         scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale} if reduced else ()
         others += [report(scale=scale) for scale in sorted(scales)]
     kernels = storage.read(repository.files(KERNELS, results), skip=skipped)
-    return rendering.Board(name, tuple(counted), tuple(others), kernels, tuple(repository.operators))
+    return rendering.Board(
+        name,
+        tuple(counted),
+        tuple(others),
+        kernels,
+        tuple(repository.operators),
+        tuple(_about(repository, rendering.About)),
+    )
+
+
+def _about(repository: Repository, about: Callable[..., Any]) -> Iterator[Any]:
+    """What the sources say about every model, task and operator, read from their files without an import."""
+    home = repository.reports.parent
+    for registry in (repository.models, repository.tasks, repository.operators):
+        for name, entry in registry.entries.items():
+            module, _, attribute = entry.target.partition(":")
+            path = home.joinpath(*module.split(".")[1:])
+            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            if entry.plugin or not path.is_file():
+                yield about(registry.kind, name, entry.summary)
+            else:
+                shown_path = path.parent if path.name == "__init__.py" else path
+                text = _docstrings(path, attribute.partition("[")[0])
+                yield about(registry.kind, name, entry.summary, shown_path.relative_to(home).as_posix(), text)
+
+
+def _docstrings(path: Path, name: str) -> str:
+    """The docstring of a module and that of the class or function of this name in it."""
+    module = ast.parse(path.read_text())
+    found = [node for node in module.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name]
+    return "\n\n".join(text for node in (module, *found) if (text := ast.get_docstring(node)))

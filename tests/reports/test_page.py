@@ -1,52 +1,28 @@
-"""The HTML page of a scoreboard, in a headless Chromium: it opens without errors, sorts, filters and opens a run.
+"""The HTML page of a scoreboard, in a headless Chromium: what a reader clicks, types and goes back to.
 
-A script behind the page uses it as a reader would, with clicks and words, and writes what it saw into the document.
+The quick tests use a board of three experiments, and the slow ones every committed row.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from subquad.reports.render import Board, build, render
+from subquad.reports.render import About, Board, build, render
 from subquad.reports.render.board import health
 from subquad.reports.render.page import page, page_data
 from subquad.run_suite import REPOSITORY
 from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.store import storage
-from tests.reports.browser import needs_browser, visited
+from tests.reports.browser import Browser, browser, needs_browser
 
-READER = """
-<pre id="seen"></pre>
-<script>
-const texts = (selector) => [...document.querySelectorAll(selector)].map((node) => node.textContent);
-const rows = () => [...document.querySelectorAll("#cells > .wide > table > tbody > tr")];
-const lines = () => rows().map((row) => [...row.children].map((cell) => cell.textContent));
-const head = (name) => [...document.querySelectorAll("#cells > .wide > table th button")]
-  .find((button) => button.textContent === name);
-const seen = { opened: lines() };
-head("ours").click();
-seen.ascending = lines();
-head("ours").click();
-seen.descending = lines();
-const words = document.querySelector("#cells input");
-words.value = "h3 associative";
-words.dispatchEvent(new Event("input"));
-seen.filtered = lines();
-rows()[0].click();
-seen.detail = document.querySelector("#cells tr.detail").textContent;
-seen.charts = document.querySelectorAll("#cells tr.detail svg").length;
-rows()[0].click();
-seen.closed = document.querySelector("#cells tr.detail") === null;
-seen.sections = texts("h2");
-seen.loaded = performance.getEntriesByType("resource").length;
-seen.errors = window.errors;
-document.getElementById("seen").textContent = JSON.stringify(seen);
-</script>
-"""
+LINES = '[...document.querySelectorAll("main > .wide > table > tbody > tr:not(.detail)")]'
+TEXTS = f"{LINES}.map((line) => [...line.children].map((cell) => cell.textContent.trim()))"
 
 
 @pytest.fixture(scope="module")
@@ -58,34 +34,105 @@ def board() -> Board:
         # one experiment of the page has no rows, whatever is committed
         reports.append(build(config, path.parent, frame.iloc[:0] if name == "h3/table3" else frame))
     kernels = storage.read(storage.files_below(REPOSITORY.reference / "kernels" / "quick"))
-    return Board("h3", tuple(reports), (), kernels, tuple(REPOSITORY.operators))
+    about = (About("model", "s4d", "diagonal state space model", "models/s4d.py", "x' = A x + B u"),)
+    return Board("h3", tuple(reports), (), kernels, tuple(REPOSITORY.operators), about)
+
+
+@pytest.fixture(scope="module")
+def tab(board, tmp_path_factory) -> Iterator[tuple[Browser, Path]]:
+    folder = tmp_path_factory.mktemp("browser")
+    file = folder / "page.html"
+    file.write_text(page(board))
+    with browser(folder) as found:
+        found.size(1440)
+        yield found, file
+
+
+def numbers(lines: list[list[str]], column: int) -> list[float]:
+    found = [re.match(r"[\d.]+", line[column]) for line in lines]
+    return [float(match.group()) for match in found if match]
 
 
 @needs_browser
-def test_a_reader_sorts_filters_and_opens_a_run(board, tmp_path):
-    seen = visited(page(board), tmp_path, READER)
-    assert seen["errors"] == []
-    assert seen["loaded"] == 0, "the page is self-contained"
+def test_a_reader_sorts_filters_and_opens_a_run(board, tab):
+    tab, file = tab
+    tab.open(file, "#cells")
+    everything = tab.js(TEXTS)
     means = sorted(cell.mean for report in board.reports for cell in report.cells if cell.mean is not None)
-
-    def ours(lines: list[list[str]]) -> list[float]:
-        found = [re.match(r"[\d.]+", line[5]) for line in lines]
-        return [float(match.group()) for match in found if match]
-
+    tab.click("th button", "ours")
     # shown values are rounded, so they may differ from the means in the last digit
-    assert ours(seen["ascending"]) == pytest.approx(means, abs=0.06)
-    assert ours(seen["descending"]) == pytest.approx(means[::-1], abs=0.06)
-    assert not re.match(r"\d", seen["descending"][-1][5]), "cells without a value come last in either direction"
-    assert seen["filtered"]
-    assert len(seen["filtered"]) < len(seen["opened"])
-    for line in seen["filtered"]:
-        assert "associative" in " ".join(line).lower()
-    (cell,) = [c for c in board.reports[0].cells if (c.row, c.column) == tuple(seen["filtered"][0][2:4])]
-    assert "python run_suite.py run h3/table2 --scale paper --only" in seen["detail"]
-    for word in (*cell.run_ids, "NVIDIA H200", "model.d_model"):
-        assert word in seen["detail"]
-    assert seen["charts"] >= 2
-    assert seen["closed"]
+    assert numbers(tab.js(TEXTS), 5) == pytest.approx(means, abs=0.06)
+    tab.click("th button", "ours")
+    descending = tab.js(TEXTS)
+    assert numbers(descending, 5) == pytest.approx(means[::-1], abs=0.06)
+    assert not re.match(r"\d", descending[-1][5]), "cells without a value come last in either direction"
+    tab.type("main input", "h3 associative")
+    kept = tab.js(TEXTS)
+    assert 0 < len(kept) < len(everything)
+    assert all("associative" in " ".join(line).lower() for line in kept)
+    assert f"{len(kept)} lines (of {len(everything)} without a filter)" in tab.js(
+        'document.querySelector("[role=status].count").textContent'
+    )
+    tab.click(".opener")
+    (cell,) = [c for c in board.reports[0].cells if (c.row, c.column) == tuple(kept[0][2:4])]
+    detail = tab.js('document.querySelector("tr.detail").textContent')
+    for word in ("python run_suite.py run h3/table2 --scale paper --only", *cell.run_ids, "NVIDIA H200", "d_model"):
+        assert word in detail
+    assert tab.js('document.querySelectorAll("tr.detail svg").length') >= 2
+    tab.click(".opener")
+    assert tab.js('document.querySelector("tr.detail")') is None
+    assert tab.js("window.errors") == []
+    assert tab.js('performance.getEntriesByType("resource").length') == 0, "the page is self-contained"
+
+
+@needs_browser
+def test_the_address_holds_what_is_chosen_and_back_undoes_it(tab):
+    tab, file = tab
+    tab.open(file, "#cells?experiment=h3/table2&verdict=agrees")
+    tab.click("th button", "row")
+    tab.choose("main select", "h3/figure2")
+    assert "experiment=h3/figure2" in tab.js("location.hash")
+    tab.back()
+    tab.wait(f"{LINES}[0]?.textContent.includes('h3/table2')")
+    lines = tab.js(TEXTS)
+    assert [line[0] for line in lines] == ["h3/table2"] * 3
+    assert [line[8] for line in lines] == ["agrees"] * 3
+    assert [line[2] for line in lines] == sorted(line[2] for line in lines)
+    tab.click(".opener")
+    address = tab.js("location.hash")
+    tab.open(file, address)
+    assert tab.js('document.querySelectorAll("tr.detail").length') == 1, "an address opens the lines that it names"
+
+
+@needs_browser
+def test_keys_open_a_line_only_at_its_button(tab):
+    tab, file = tab
+    tab.open(file, "#cells?experiment=h3/table2")
+    tab.js('document.querySelector(".opener").focus()')
+    tab.key(" ")
+    assert tab.js('document.querySelector(".opener").getAttribute("aria-expanded")') == "true"
+    tab.key("Enter")
+    assert tab.js('document.querySelector(".opener").getAttribute("aria-expanded")') == "false"
+    tab.click("td.num", "100.0")
+    assert tab.js('document.querySelector("tr.detail")') is None, "a click on a number only selects text"
+    tab.js('document.querySelector("td a").focus()')
+    tab.key("Enter")
+    tab.wait('document.querySelector("h1").textContent.startsWith("h3/table2: ")')
+
+
+@needs_browser
+def test_search_leads_to_a_mixer_and_to_a_pair(tab):
+    tab, file = tab
+    tab.open(file)
+    tab.type(".search input", "s4d")
+    tab.key("Enter")
+    tab.wait('document.querySelector("h1").textContent === "s4d"')
+    assert "x' = A x" in tab.js('document.querySelector("pre.doc").textContent')
+    tab.choose(".pair label + label select", "attention")
+    tab.click(".pair button")
+    tab.wait('document.querySelector("h1").textContent === "s4d against attention"')
+    better = {line[3]: line[-1] for line in tab.js(TEXTS)}
+    assert better["Associative Recall acc"] == "attention better"
 
 
 def test_every_number_of_the_scoreboard_is_in_the_data_of_the_page(board):
@@ -125,7 +172,8 @@ def test_a_value_without_end_does_not_break_the_page(board):
     (found, *_) = page_data(replace(board, reports=(replace(report, cells=cells),)))["cells"]
     assert found["mean"] is None
     assert found["values"] == [0.5]
-    assert "Infinity" not in page(replace(board, reports=(replace(report, cells=cells),)))
+    # the page refuses numbers that JSON has not
+    assert page(replace(board, reports=(replace(report, cells=cells),)))
 
 
 def test_health_names_what_is_missing(board):

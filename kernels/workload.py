@@ -43,6 +43,9 @@ class Implementation:
                  and their time is not measured, so that a peer is timed in the layout that suits it best.
     supports:    gives the reason why it cannot run a shape in a dtype, or None.
     cold_start:  whether its first call compiles something, so that the time of a cold start is worth reporting.
+    packages:    distributions whose versions decide what runs; rows of the benchmark record them.
+    backward:    whether it has a backward pass.
+    floors:      as those of `Workload`, where the conversion of arguments loses precision that the peer does not.
     """
 
     name: str
@@ -52,6 +55,9 @@ class Implementation:
     from_native: Callable[[Any], Any] = lambda result: result
     supports: Callable[[Shape, torch.dtype], str | None] = lambda shape, dtype: None
     cold_start: bool = False
+    packages: tuple[str, ...] = ()
+    backward: bool = True
+    floors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

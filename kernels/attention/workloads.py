@@ -57,15 +57,17 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def load_flash() -> Callable[..., Tensor]:
-    """PyTorch's FlashAttention and no other of its kernels, for q, k, v [B, H, T, K]."""
+def load_sdpa(kernel: str) -> Callable[..., Tensor]:
+    """PyTorch's FlashAttention or cuDNN's attention, and no other of its kernels, for q, k, v [B, H, T, K]."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    backend = getattr(SDPBackend, kernel)
+
+    def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    return flash
+    return fused
 
 
 def heads_first(inputs: Inputs) -> Inputs:
@@ -77,7 +79,7 @@ def time_second(o: Any) -> Any:
 
 
 def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
-    return None if dtype.itemsize == 2 else f"FlashAttention runs in half precision only, not in {dtype}"
+    return None if dtype.itemsize == 2 else f"it runs in half precision only, not in {dtype}"
 
 
 def single_only(shape: Shape, dtype: torch.dtype) -> str | None:
@@ -97,7 +99,18 @@ WORKLOAD = Workload(
             "triton", "ours", needs_triton(partial(attention, backend="triton")), supports=single_only, cold_start=True
         ),
         Implementation("torch", "ours", lambda: partial(attention, backend="torch")),
-        Implementation("sdpa-flash", "torch", load_flash, heads_first, time_second, half_only),
+        Implementation(
+            "sdpa-flash", "torch", partial(load_sdpa, "FLASH_ATTENTION"), heads_first, time_second, half_only
+        ),
+        Implementation(
+            "sdpa-cudnn",
+            "torch",
+            partial(load_sdpa, "CUDNN_ATTENTION"),
+            heads_first,
+            time_second,
+            half_only,
+            packages=("nvidia-cudnn-cu13",),
+        ),
     ),
     shapes={
         "quick": ({"B": 8, "T": 2048, "H": 16, "K": 128},),

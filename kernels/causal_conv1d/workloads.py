@@ -110,7 +110,9 @@ WORKLOAD = Workload(
         Implementation("triton", "ours", needs_triton(partial(causal_conv1d, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(causal_conv1d, backend="torch")),
         Implementation("conv1d", "torch", load_torch_conv1d, channel_first, time_second),
-        Implementation("causal-conv1d", "peer", load_causal_conv1d_cuda, time_last, time_second),
+        Implementation(
+            "causal-conv1d", "peer", load_causal_conv1d_cuda, time_last, time_second, packages=("causal-conv1d",)
+        ),
     ),
     shapes={
         "quick": (PAPER[0], {**PAPER[0], "memory": "channel-first"}),

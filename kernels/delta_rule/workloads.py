@@ -22,6 +22,7 @@ from torch import Tensor
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
 from subquad.kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
 from subquad.kernels.delta_rule.reference import delta_rule_reference, step
+from subquad.kernels.delta_rule.workload_peers import FLA, PEERS
 from subquad.kernels.workload import (
     Cost,
     Implementation,
@@ -77,25 +78,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def load_fla() -> Callable[..., Any]:
-    """flash-linear-attention's chunked operator for each decay."""
-    from fla.ops.delta_rule import chunk_delta_rule
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-    from fla.ops.kda import chunk_kda
-
-    def peer(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, scale: float) -> Any:
-        if log_decay is None:
-            return chunk_delta_rule(q=q, k=k, v=v, beta=beta, scale=scale)
-        op = chunk_gated_delta_rule if log_decay.dim() == 3 else chunk_kda
-        return op(q=q, k=k, v=v, g=log_decay, beta=beta, scale=scale)
-
-    return peer
-
-
-def first(result: Any) -> Any:
-    return result[0]
-
-
 WORKLOAD = Workload(
     op="delta_rule",
     reference=delta_rule_reference,
@@ -105,7 +87,7 @@ WORKLOAD = Workload(
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(delta_rule, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(delta_rule, backend="torch")),
-        Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
+        *PEERS,
     ),
     shapes={
         "quick": ({"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128, "decay": "head"},),
@@ -227,7 +209,7 @@ GENERALISED = Workload(
             "triton", "ours", needs_triton(partial(generalised_delta_rule, backend="triton")), cold_start=True
         ),
         Implementation("torch", "ours", lambda: partial(generalised_delta_rule, backend="torch")),
-        Implementation("flash-linear-attention", "peer", load_fla_rwkv7),
+        Implementation("flash-linear-attention", "peer", load_fla_rwkv7, packages=FLA),
     ),
     shapes={
         "quick": ({"B": 8, "T": 2048, "H": 32, "K": 64, "V": 64},),

@@ -135,6 +135,65 @@ def load_fla() -> Callable[..., Any]:
     return peer
 
 
+def load_ssd() -> Callable[..., Any]:
+    """Mamba-2's scan (mamba_ssm 2.3.2.post1, mamba_ssm/ops/triton/ssd_combined.py), S_t = exp(dt A) S + dt B^T x."""
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    return partial(mamba_chunk_scan_combined, chunk_size=256)
+
+
+def as_ssd(inputs: Inputs) -> Inputs:
+    """With A = -1 the step is dt = -log_decay, and x = v / dt.
+
+    The gradient of log_decay is then the small difference of two sums over x and its gradient, both of which are
+    rounded to the dtype of v. So its floor is eight times as high: without error the peer would be at 0.04 of 0.05.
+    """
+    q, v = inputs["q"], inputs["v"]
+    dt = -inputs["log_decay"].float()
+    return {
+        "x": (v.float() / dt.unsqueeze(-1)).to(v.dtype),
+        "dt": dt,
+        "A": -torch.ones(v.shape[2], dtype=torch.float32, device=v.device),
+        "B": inputs["k"],
+        "C": q * q.shape[-1] ** -0.5,
+    }
+
+
+def load_tfla() -> Callable[..., Any]:
+    """mLSTM with sigmoid gates, without its normaliser (mlstm_kernels 2.0.6,
+    mlstm_kernels/torch/chunkwise/triton_xl_chunk_siging): S_t = sigmoid(f) S + sigmoid(i) k^T v, o_t = q S_t / sqrt(K).
+    """
+    from mlstm_kernels.torch.chunkwise.triton_xl_chunk_siging import mlstm_siging_chunkwise__xl_chunk
+
+    def peer(length: int, **native: Any) -> Tensor:
+        o: Tensor = mlstm_siging_chunkwise__xl_chunk(
+            **native, normalize=False, chunk_size=128, autocast_kernel_dtype=native["q"].dtype
+        )
+        return o[:, :, :length]
+
+    return peer
+
+
+def as_mlstm(inputs: Inputs) -> Inputs:
+    """[B, H, T, K] and the gates before their sigmoids, filled up to whole chunks. The input gate is open."""
+    length, log_decay = inputs["q"].shape[1], inputs["log_decay"].float()
+    forget = -torch.log(torch.expm1(-log_decay))
+    native = {**{name: inputs[name] for name in "qkv"}, "f": forget, "i": torch.full_like(forget, 30.0)}
+    filled = {name: x.transpose(1, 2) for name, x in native.items()}
+    missing = -length % 128
+    for name, x in filled.items():
+        filled[name] = F.pad(x, (0, 0) * (x.dim() - 3) + (0, missing)).contiguous()
+    return {**filled, "length": length}
+
+
+def time_second(o: Tensor) -> Tensor:
+    return o.transpose(1, 2)
+
+
+def per_head_and_step(shape: Shape, dtype: torch.dtype) -> str | None:
+    return None if shape["decay"] == "head-step" else "it has one decay for each head and position alone"
+
+
 def not_on_values(shape: Shape, dtype: torch.dtype) -> str | None:
     return "it has no operator with decays of values" if shape["decay"] == "value" else None
 
@@ -148,6 +207,8 @@ def both_lengths(heads: int, key_dim: int, value_dim: int, decay: str) -> tuple[
     model: Shape = {"H": heads, "K": key_dim, "V": value_dim, "decay": decay}
     return {"B": 8, "T": 2048, **model}, {"B": 1, "T": 16384, **model}
 
+
+FLA = ("fla-core", "tilelang")
 
 WORKLOAD = Workload(
     op="gated_linear_attention",
@@ -163,7 +224,21 @@ WORKLOAD = Workload(
             cold_start=True,
         ),
         Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention, backend="torch"))),
-        Implementation("flash-linear-attention", "peer", load_fla, from_native=first, supports=not_on_values),
+        Implementation(
+            "flash-linear-attention", "peer", load_fla, from_native=first, supports=not_on_values, packages=FLA
+        ),
+        Implementation(
+            "mamba-ssm",
+            "peer",
+            load_ssd,
+            as_ssd,
+            supports=per_head_and_step,
+            packages=("mamba-ssm",),
+            floors={"log_decay": 8},
+        ),
+        Implementation(
+            "mlstm-kernels", "peer", load_tfla, as_mlstm, time_second, per_head_and_step, packages=("mlstm-kernels",)
+        ),
     ),
     shapes={
         "quick": (

@@ -94,7 +94,7 @@ WORKLOAD = Workload(
             "triton", "ours", needs_triton(flat(partial(gated_slot_attention, backend="triton"))), cold_start=True
         ),
         Implementation("torch", "ours", lambda: flat(partial(gated_slot_attention, backend="torch"))),
-        Implementation("flash-linear-attention", "peer", load_fla, from_native=first),
+        Implementation("flash-linear-attention", "peer", load_fla, from_native=first, packages=("fla-core",)),
     ),
     shapes={
         "quick": ({"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "M": 64},),

@@ -56,6 +56,17 @@ def load_liger() -> Callable[..., Tensor]:
     return peer
 
 
+def load_quack() -> Callable[..., Tensor]:
+    """quack's readout by chunks of tokens (quack-kernels 0.6.5, quack/linear_cross_entropy.py)."""
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    def peer(x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = chunked_linear_cross_entropy(x, weight, targets)
+        return loss
+
+    return peer
+
+
 PAPER: tuple[Shape, ...] = (
     {"T": 16384, "D": 768, "classes": 50277},
     {"T": 16384, "D": 2048, "classes": 32000},
@@ -75,7 +86,8 @@ WORKLOAD = Workload(
         ),
         Implementation("torch", "ours", lambda: partial(linear_cross_entropy, backend="torch")),
         Implementation("cross_entropy", "torch", lambda: plain),
-        Implementation("liger", "peer", load_liger, cold_start=True),
+        Implementation("liger", "peer", load_liger, cold_start=True, packages=("liger-kernel",)),
+        Implementation("quack", "peer", load_quack, cold_start=True, packages=("quack-kernels", "nvidia-cutlass-dsl")),
     ),
     shapes={"quick": (PAPER[0], PAPER[2]), "paper": PAPER},
     dtypes=(torch.bfloat16,),

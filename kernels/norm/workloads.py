@@ -81,6 +81,20 @@ def load_liger() -> Callable[..., Any]:
     return peer
 
 
+def load_quack() -> Callable[..., Any]:
+    """quack's RMS norm (quack-kernels 0.6.5, quack/rmsnorm.py), whose sum has the dtype of the residual."""
+    from quack.rmsnorm import rmsnorm
+
+    def peer(x: Tensor, residual: Tensor, weight: Tensor, bias: None, kind: str, eps: float = 1e-5) -> Any:
+        return rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
+
+    return peer
+
+
+def rms_only(shape: Shape, dtype: torch.dtype) -> str | None:
+    return None if shape["kind"] == "rms" else "a layer norm with a gradient and a norm of kind l2 are not in it"
+
+
 def load_fla() -> Callable[..., Any]:
     from fla.modules.norm.l2norm import l2norm
 
@@ -118,8 +132,20 @@ WORKLOAD = Workload(
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(norm, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(norm, backend="torch")),
-        Implementation("liger", "peer", load_liger, supports=norms_of_rows, cold_start=True),
-        Implementation("flash-linear-attention", "peer", load_fla, supports=l2_only, cold_start=True),
+        Implementation(
+            "liger", "peer", load_liger, supports=norms_of_rows, cold_start=True, packages=("liger-kernel",)
+        ),
+        Implementation(
+            "quack",
+            "peer",
+            load_quack,
+            supports=rms_only,
+            cold_start=True,
+            packages=("quack-kernels", "nvidia-cutlass-dsl"),
+        ),
+        Implementation(
+            "flash-linear-attention", "peer", load_fla, supports=l2_only, cold_start=True, packages=("fla-core",)
+        ),
     ),
     shapes={"quick": (PAPER[0], PAPER[3]), "paper": PAPER},
     dtypes=(torch.bfloat16, torch.float32),

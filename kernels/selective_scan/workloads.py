@@ -138,7 +138,7 @@ WORKLOAD = Workload(
         Implementation("triton", "ours", needs_triton(partial(selective_scan, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(selective_scan, backend="torch")),
         Implementation("unfused", "torch", lambda: selective_scan_unfused, supports=real_only),
-        Implementation("mamba-ssm", "peer", load_mamba, channel_first, time_second, real_only),
+        Implementation("mamba-ssm", "peer", load_mamba, channel_first, time_second, real_only, packages=("mamba-ssm",)),
     ),
     shapes={
         "quick": (
@@ -220,7 +220,7 @@ STEP = Workload(
             "triton", "ours", needs_triton(updated(partial(selective_scan_step, backend="triton"))), cold_start=True
         ),
         Implementation("torch", "ours", load_torch_step),
-        Implementation("mamba-ssm", "peer", load_mamba_step, supports=real_only),
+        Implementation("mamba-ssm", "peer", load_mamba_step, supports=real_only, packages=("mamba-ssm",)),
     ),
     shapes={
         "quick": ({"B": 64, "D": 4096, "N": 16}, {"B": 64, "D": 4096, "N": 8, "form": "complex"}),

@@ -62,7 +62,7 @@ WORKLOAD = Workload(
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(swiglu, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(swiglu, backend="torch")),
-        Implementation("liger", "peer", load_liger, cold_start=True),
+        Implementation("liger", "peer", load_liger, cold_start=True, packages=("liger-kernel",)),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.bfloat16,),

@@ -68,6 +68,21 @@ class Implementation(Protocol):
         """Whether the first call compiles something, so that its time gets a row of its own."""
         ...
 
+    @property
+    def packages(self) -> Sequence[str]:
+        """Distributions whose versions decide what runs."""
+        ...
+
+    @property
+    def backward(self) -> bool:
+        """Whether it has a backward pass."""
+        ...
+
+    @property
+    def floors(self) -> Mapping[str, float]:
+        """As those of the workload, where the conversion of arguments loses precision."""
+        ...
+
 
 class Workload(Protocol):
     """An operator as the benchmark sees it."""

@@ -126,11 +126,17 @@ def test_a_step_is_timed_forward_only():
 PEERS = [(op, i.name) for op in OPERATORS for i in workload(op).implementations if i.kind == "peer"]
 
 
+PACKAGES = (
+    *("fla", "mamba_ssm", "causal_conv1d", "flashfftconv", "liger_kernel", "flash_qla", "flash_kda", "flashinfer"),
+    *("cudnn", "quack", "mlstm_kernels"),
+)
+
+
 @pytest.mark.parametrize(("op", "name"), PEERS)
 def test_a_missing_peer_is_a_reason_and_not_a_failure(op, name, monkeypatch):
     class Refuse:
         def find_spec(self, fullname, path=None, target=None):
-            if fullname.partition(".")[0] in ("fla", "mamba_ssm", "causal_conv1d", "flashfftconv", "liger_kernel"):
+            if fullname.partition(".")[0] in PACKAGES:
                 raise ModuleNotFoundError(f"No module named {fullname!r}")
 
     monkeypatch.setattr("sys.meta_path", [Refuse(), *sys.meta_path])

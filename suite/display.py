@@ -11,10 +11,13 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from subquad.suite.options import shortened
 from subquad.suite.registry import counted
@@ -64,6 +67,44 @@ def _differ(flat: Sequence[dict[str, object]], key: str) -> bool:
     return any(values.get(key) != flat[0].get(key) for values in flat)
 
 
+NARROW = 100
+"""On a terminal of fewer characters, what a run measures gives way to its name, its bar and its time."""
+ROOM = 52
+"""Characters of a line that the bar, the count, the time and the spaces between them take."""
+SHORTEST_NAME = 12
+
+
+class _Name(TextColumn):
+    """The name of a run, cut to what the other columns leave."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__("{task.description}", markup=False, table_column=Column(no_wrap=True))
+        self.console = console
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        # half of the room that is left belongs to the note, where there is one
+        room = self.console.width - ROOM
+        room = room if self.console.width < NARROW else room - min(len(str(task.fields["note"])), room // 2)
+        text.truncate(max(room, SHORTEST_NAME), overflow="ellipsis")
+        return text
+
+
+class _Note(TextColumn):
+    """What a run says about itself, such as its loss, where the terminal has room for it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True))
+        self.console = console
+
+    def render(self, task: Task) -> Text:
+        if self.console.width < NARROW:
+            return Text("")
+        text = super().render(task)
+        text.truncate((self.console.width - ROOM) // 2, overflow="ellipsis")
+        return text
+
+
 class GridDisplay:
     """Context manager that shows a bar for the grid and one for each current run.
 
@@ -77,10 +118,10 @@ class GridDisplay:
         self.quiet = quiet
         self.bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
+            _Name(console),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
+            _Note(console),
             TimeRemainingColumn(),
             console=console,
             disable=not self.live,

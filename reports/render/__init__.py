@@ -8,15 +8,16 @@ A row goes one way. `rows` reads it into a run, `selection` puts the run into th
 made of the grid and of the paper's numbers, and `judge` gives each cell its value and verdict. `claims` checks the
 paper's sentences on the cells, `figure` collects the data of the figure, and `report` has all of it. `count` counts
 what of a paper's numbers and claims that is, for terminal, page and documents alike. `layout` turns a report into a
-`document` of strings, as `against` does with a comparison of its rows, and `printing` and `latex` print it; `draw` and
-`tiles` draw its figure. A `board` has the reports of all experiments or of a paper, and `page` makes of it an HTML page
-whose views `home.js` (three questions), `subjects.js` (a mixer, pair, task or experiment) and `lists.js` (all cells,
-claims, kernels) draw. `speed` is the document of the operators' speed. `quotes` holds the numbers in documents to the
-committed rows.
+`document` of strings, of which `brief` keeps what fits a screen, as `against` does with a comparison of its rows, and
+`printing` and `latex` print it; `draw` and `tiles` draw its figure. A `board` has the reports of all experiments or of
+a paper, and `page` makes of it an HTML page whose views `home.js` (three questions), `subjects.js` (a mixer, pair, task
+or experiment) and `lists.js` (all cells, claims, kernels) draw. `speed` is the document of the operators' speed.
+`quotes` holds the numbers in documents to the committed rows.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Literal, get_args
 
 from subquad.reports.render.against import against
 from subquad.reports.render.board import About, Board, index, overview, read_papers
+from subquad.reports.render.brief import brief
 from subquad.reports.render.count import scale_to_count
 from subquad.reports.render.document import Document
 from subquad.reports.render.latex import latex
@@ -44,6 +46,7 @@ __all__ = [
     "Format",
     "Report",
     "against",
+    "brief",
     "build",
     "grouped",
     "history",
@@ -86,8 +89,10 @@ def render(
 
         text = page(report) if isinstance(report, Board) else html(shown)
     elif format == "terminal":
-        # nothing is wrapped in a pipe or a file, which other programs read
-        text = terminal(shown, shutil.get_terminal_size().columns if out is None and sys.stdout.isatty() else None)
+        # nothing is wrapped or coloured in a pipe or a file, which other programs read
+        on_screen = out is None and sys.stdout.isatty()
+        color = on_screen and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        text = terminal(shown, shutil.get_terminal_size().columns if on_screen else None, color=color)
     else:
         text = latex(shown, details) if format == "latex" else markdown(shown)
     if out is None:

@@ -18,24 +18,38 @@ NARROWEST = 12
 GAP = "  "
 
 
-def terminal(document: Document, width: int | None = None) -> str:
+COLORS = {
+    "agrees": 32,
+    "holds": 32,
+    "better": 34,
+    "worse": 31,
+    "fails": 31,
+    "differs": 31,
+    "unclear": 33,
+    "unstable": 35,
+}
+"""Beginnings of cells to the colour that a terminal gives them (ANSI); the words say the same."""
+
+
+def terminal(document: Document, width: int | None = None, *, color: bool = False) -> str:
     """Aligned plain text; a row's name stands only where it changes.
 
     width: characters of a line. Words are wrapped within their column, and columns of numbers that do not fit follow
     below. Without a width, lines are as long as they need to be.
+    color: give verdicts a colour, by codes of a terminal.
     """
     out = [*_wrapped(document.title, width, indent=2), *_wrapped(document.where, width, indent=2), ""]
     for grid in document.grids:
         if grid.heading:
             out += ["", grid.heading]
-        out += _fitted(grid, width)
+        out += _fitted(grid, width, color)
         if not grid.heading:
             out += ["", *(line for note in document.notes for line in _wrapped(note, width, indent=2))]
     out += ["", *(line for text in document.provenance for line in _wrapped(text, width, indent=2))]
     return "\n".join(out).rstrip() + "\n"
 
 
-def _fitted(grid: Grid, width: int | None) -> Iterator[str]:
+def _fitted(grid: Grid, width: int | None, color: bool) -> Iterator[str]:
     """The lines of a grid, in as many tables below each other as the width needs."""
     lines = grid.named_lines
     widths = [max(len(line[i]) for line in (grid.header, *lines)) for i in range(len(grid.header))]
@@ -49,7 +63,7 @@ def _fitted(grid: Grid, width: int | None) -> Iterator[str]:
             yield ""
         # a line may have nothing to say in the columns of one table
         said = [line for line in lines if len(tables) == 1 or any(line[j] for j in block if j >= grid.num_words)]
-        yield from _table(grid, said, widths, block)
+        yield from _table(grid, said, widths, block, color)
 
 
 def total(widths: Sequence[int], gap: int = len(GAP)) -> int:
@@ -80,21 +94,34 @@ def blocks(widths: Sequence[int], num_words: int, width: int | None, gap: int = 
     yield words + block
 
 
-def _table(grid: Grid, lines: Sequence[Sequence[str]], widths: Sequence[int], columns: Sequence[int]) -> Iterator[str]:
-    def line(texts: Sequence[str]) -> Iterator[str]:
+def _table(
+    grid: Grid, lines: Sequence[Sequence[str]], widths: Sequence[int], columns: Sequence[int], color: bool
+) -> Iterator[str]:
+    def line(texts: Sequence[str], color: bool = False) -> Iterator[str]:
+        codes = {i: _code(texts[i]) for i in columns} if color else {}
         parts = [
             textwrap.wrap(texts[i], max(widths[i], 1)) or [""] if i < grid.num_words else [texts[i]] for i in columns
         ]
         for row in range(max(map(len, parts))):
             shown = [part[row] if row < len(part) else "" for part in parts]
             yield GAP.join(
-                text.ljust(widths[i]) if i < grid.num_words else text.rjust(widths[i])
+                _colored(text, text.ljust(widths[i]) if i < grid.num_words else text.rjust(widths[i]), codes.get(i))
                 for text, i in zip(shown, columns, strict=True)
             ).rstrip()
 
     head = [*([_spans(grid, widths, columns)] if grid.groups else []), *line(grid.header)]
     rest = [text for texts in lines for text in line(texts)]
-    yield from [*head, "-" * max(map(len, (*head, *rest))), *rest]
+    yield from [*head, "-" * max(map(len, (*head, *rest)))]
+    # codes take no room on the screen, so they come after the measuring
+    yield from [text for texts in lines for text in line(texts, color)] if color else rest
+
+
+def _code(text: str) -> int | None:
+    return next((code for word, code in COLORS.items() if text.startswith(word)), None)
+
+
+def _colored(text: str, padded: str, code: int | None) -> str:
+    return padded.replace(text, f"\x1b[{code}m{text}\x1b[0m", 1) if code and text else padded
 
 
 def _spans(grid: Grid, widths: Sequence[int], columns: Sequence[int]) -> str:
@@ -144,7 +171,7 @@ def _starless(text: str) -> str:
     return text.replace("*", "\\*")
 
 
-VERDICTS = ("agrees", "worse", "better", "differs", "unclear", "unstable", "holds", "fails")
+VERDICTS = tuple(COLORS)
 """Beginnings of cells that the style sheet gives a colour."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,11 @@ from subquad.suite.store.target import is_folder, target
 
 if TYPE_CHECKING:
     from subquad.suite.store.comparison import Comparison, Line, Measure, Rows
+
+LARGE = 1e5
+"""From here on a number has a prefix."""
+PREFIXES = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("K", 1e3))
+MOST_DECIMALS = 12
 
 COLUMNS = ("experiment", "run", "metric", "A", "B", "difference", "seeds", "p", "p (Holm)", "B is")
 
@@ -173,7 +179,7 @@ def _table(lines: Sequence[Line], corrected: Mapping[Measure, float]) -> Iterato
             " ".join(filter(None, (one.metric, one.split if one.split != "test" else "", one.slice))),
             _side(line, 0),
             _side(line, 1) + f" {one.unit}".replace(" fraction", ""),
-            ratio if line.is_speed else f"{mean_b - mean_a:+.4g}",
+            ratio if line.is_speed else number(mean_b - mean_a, 4, sign=True),
             str(n) if n == m else f"{n}, {m}",
             p,
             f"{corrected[one]:.3f}" if one in corrected else "",
@@ -185,8 +191,22 @@ def _side(line: Line, index: int) -> str:
     import statistics
 
     values = [value.value for value in (line.a, line.b)[index].values()]
-    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{line.means[index]:.5g}{spread}"
+    spread = f" ± {number(statistics.stdev(values), 2)}" if len(values) > 1 else ""
+    return f"{number(line.means[index], 5)}{spread}"
+
+
+def number(value: float, digits: int, *, sign: bool = False) -> str:
+    """A number of so many digits without an exponent, large ones with a prefix: 0.00012, 38.27, 1.4713M."""
+    if not math.isfinite(value):
+        return f"{value:+}" if sign else f"{value}"
+    # as it is printed: 999,999 in four digits is a million
+    size = abs(float(f"{value:.{digits}g}"))
+    prefix, factor = next(((p, f) for p, f in PREFIXES if size >= f), ("", 1.0)) if size >= LARGE else ("", 1.0)
+    scaled = value / factor
+    # decimals behind the point, so that so many digits stand in all
+    decimals = 0 if scaled == 0 else max(0, digits - 1 - math.floor(math.log10(abs(scaled))))
+    text = f"{scaled:{'+' if sign else ''}.{min(decimals, MOST_DECIMALS)}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text) + prefix
 
 
 def _print(table: Sequence[tuple[str, ...]]) -> None:

@@ -66,10 +66,10 @@ def report(
     row: Annotated[
         list[str] | None, typer.Option(help="With --against: compare this row alone; repeatable. Default: all rows.")
     ] = None,
-    details: Annotated[
+    full: Annotated[
         bool,
         typer.Option(
-            "--details", help="With --format latex: claims, every cell and costs too, not the main table alone."
+            "--full", "--details", help="On a terminal and in latex: claims, notes and costs too, not one table alone."
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name.")] = None,
@@ -86,7 +86,7 @@ def report(
 
     repository = repository_of(context, plugins)
     if update_docs:
-        if any((experiment, format, scale, results, by, every, against, row, details, out)):
+        if any((experiment, format, scale, results, by, every, against, row, full, out)):
             raise ValueError("report --update-docs writes all documents, from committed rows; give nothing beside it")
         if repository.pull is not None:
             raise ValueError("report --update-docs: the documents are those of a checkout; call it in one")
@@ -94,8 +94,8 @@ def report(
             print(f"updated {shown(path)}")
         return
     chosen = _format(format, out)
-    if details and chosen is not Format.latex:
-        raise ValueError(f"report --details: {chosen} has all tables; leave it out, or give --format latex")
+    if full and chosen not in (Format.latex, Format.terminal):
+        raise ValueError(f"report --full: {chosen} has all tables; leave it out")
     paper = _paper(repository, experiment)
     if by and (every or paper or experiment in (None, TABLES, KERNELS)):
         raise ValueError("report --by: name the experiment whose runs to show")
@@ -129,12 +129,14 @@ def report(
         experiment, rendered = _table(repository, experiment, results, by or (), scale)
         if against is not None:
             rendered = repository.rendering().against(rendered, against, row or ())
+        elif chosen is Format.terminal and not full and not by:
+            rendered = repository.rendering().brief(rendered)
     if out is None and chosen in (Format.png, Format.html):
         out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
     from subquad.suite.store.target import writable
 
     with contextlib.nullcontext() if out is None else writable("--out", out):
-        made = repository.rendering().render(rendered, chosen.value, out, details=details)
+        made = repository.rendering().render(rendered, chosen.value, out, details=full)
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
 
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from subquad.run_suite import REPOSITORY
+from subquad.suite.commands.compare import number
 from subquad.suite.store import storage
 from subquad.suite.store.comparison import collect, compare, permutation_p
 from subquad.suite.store.noise import error_of_median
@@ -25,6 +28,31 @@ def write(root, values, *, version=1, metric="accuracy", unit="fraction", lr=0.1
         config |= {"model": {"name": "gla", "version": version}, "plugins": {"model": f"mine {version} {metric}"}}
         row = {"metric": metric, "unit": unit, "value": value, "split": "test", "slice": "", **columns}
         store(root, [row], config, experiment="toy/x", device="NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1471300.0, 5, "1.4713M"),
+        (999_999.0, 4, "1M"),
+        (-25_000_000_000.0, 2, "-25G"),
+        (99_999.4, 5, "99999"),
+        (0.5, 5, "0.5"),
+        (-2.5e-5, 2, "-0.000025"),
+        (0.0, 5, "0"),
+    ],
+)
+def test_a_number_of_a_comparison_has_no_exponent(value, digits, text):
+    assert number(value, digits) == text
+
+
+@given(st.floats(-1e17, 1e17).filter(lambda value: abs(value) > 1e-9), st.integers(2, 6))
+def test_a_number_of_a_comparison_keeps_its_digits(value, digits):
+    text = number(value, digits)
+    assert "e" not in text
+    scale = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}.get(text[-1], 1.0)
+    # half of the last of its digits, and of the decimals that are printed at most
+    assert math.isclose(float(text.rstrip("KMGTP")) * scale, value, rel_tol=6 * 10.0**-digits, abs_tol=1e-12)
 
 
 @pytest.fixture

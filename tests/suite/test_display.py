@@ -2,10 +2,12 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from subquad.suite.display import GridDisplay, Labels
 from subquad.suite.runner import Finished
+from subquad.suite.runs import Progress
 from subquad.suite.settings.grid import expand
 from tests.suite.test_config import grid
 from tests.suite.toy import RESOLVER
@@ -35,3 +37,22 @@ def test_the_line_of_a_finished_run_has_its_setting():
     with GridDisplay(Console(file=written, width=200), len(found), runs=found) as display:
         display.finished(Finished(found[2], "ok", error="", seconds=1.0, found=""))
     assert written.getvalue().startswith("ok       toy on parity, seed 0, lr=0.003 [")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 99, 100, 140])
+def test_a_narrow_terminal_drops_the_loss_and_keeps_the_bar(width):
+    found = runs("train.lr=1e-3,3e-3", sweep={})
+    display = GridDisplay(Console(file=Terminal(), width=width), len(found), runs=found)
+    display.progressed(found[0], Progress(120, 1000, "loss 2.3451, accuracy 0.9312"))
+    shown = Console(file=io.StringIO(), width=width)
+    shown.print(display.bars.get_renderable())
+    (line,) = [line for line in shown.file.getvalue().splitlines() if "toy on" in line]
+    assert "━" in line
+    assert "120/1000" in line
+    assert "-:--:--" in line
+    assert ("loss" in line) == (width >= 100)

@@ -147,7 +147,7 @@ def test_the_command_line_says_what_is_not_needed(command_line, tmp_path):
     again = command_line("run", *asked, "--device", "cpu")
     assert "2 of 6 runs are already stored" in again.stdout
     assert "and 4 are not needed" in again.stdout
-    assert "train.lr=0.01 (best of 1)" in command_line("report", *asked).stdout
+    assert "train.lr=0.01 (best of 1)" in command_line("report", *asked, "--full").stdout
     # `--only` carries out a value that the grid would skip
     assert "done: 2 runs;" in command_line("run", *asked, "--only", "train.lr=1e-3", "--device", "cpu").stdout
     assert "6 runs, 6 to do" in command_line("run", *asked, "--force", "--dry-run", "--device", "cpu").stdout
@@ -159,7 +159,7 @@ def test_the_shown_value_does_not_depend_on_which_ran_first(command_line, tmp_pa
     run = ("run", *asked, "--device", "cpu")
     assert "done: 2 runs;" in command_line(*run, "--only", "train.lr=1e-3").stdout
     # until the first value has run, the cell says that values are missing
-    assert "train.lr=0.001 (best of 1 of 3)" in command_line("report", *asked).stdout
+    assert "train.lr=0.001 (best of 1 of 3)" in command_line("report", *asked, "--full").stdout
     assert "6 runs, 2 to do, 2 not needed" in command_line(*run, "--dry-run").stdout
     assert "done: 2 runs;" in command_line(*run).stdout
-    assert "train.lr=0.01 (best of 2)" in command_line("report", *asked).stdout
+    assert "train.lr=0.01 (best of 2)" in command_line("report", *asked, "--full").stdout

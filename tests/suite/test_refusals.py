@@ -119,7 +119,7 @@ REFUSED = [
         "report kernels --scale smal --results results/reference",
         "--scale smal: no stored rows of kernels have it; there are: ",
     ),
-    ("report quickstart --details", "report --details: terminal has all tables", "--format latex"),
+    ("report quickstart --full --format md", "report --full: md has all tables", "leave it out"),
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),
     ("report quickstart --update-docs", "--update-docs writes all documents", "nothing beside it"),
     # benchmarks

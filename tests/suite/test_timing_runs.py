@@ -235,7 +235,7 @@ def test_a_grid_of_timings_is_planned_run_skipped_reported_and_shown(call, tmp_p
     code, out = call("run", "demo/sums", "--device", "cpu", "--force", "--only", "bench.implementation=hungry")
     assert "already stored" not in out
     assert sum(path.stat().st_mtime_ns > before for path, before in written.items()) == 1
-    code, out = call("report", "demo/sums")
+    code, out = call("report", "demo/sums", "--full")
     assert code == 0, out
     lines = {tuple(line.split()[:2]): line for line in out.splitlines()}
     assert lines["hungry", "T=16"].endswith("%")

@@ -5,7 +5,8 @@ the folder of the package (`suite/package/subquad/__init__.py`), with `run_suite
 tenths of a wheel. They are an archive of their own, whose name and digest are in the wheel (`ROWS`), and which
 `subquad results pull` fetches from the release (`tasks/data/committed.py`).
 
-    python -P suite/packaging.py build/dist     # source archive, wheel and archive of rows, as the release has them
+    python -P suite/packaging.py build/dist           # source archive, wheel and archive of rows, as a release has them
+    python -P suite/packaging.py build/dist v0.2.0    # the same, if that is the version
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -58,10 +60,14 @@ def named(content: bytes, root: Path) -> dict[str, str | int]:
     """What a wheel says about the archive of its rows."""
     digest = hashlib.sha256(content).hexdigest()
     name = f"subquad-rows-{digest[:16]}.tar"
-    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
     address = _address(root)
-    url = f"{address}/releases/download/v{version}/{name}" if address else ""
+    url = f"{address}/releases/download/{tag(root)}/{name}" if address else ""
     return {"url": url, "name": name, "bytes": len(content), "sha256": digest}
+
+
+def tag(root: Path) -> str:
+    """The tag of the version, `v0.2.0`."""
+    return f"v{tomllib.loads((root / 'pyproject.toml').read_text())['project']['version']}"
 
 
 def _address(root: Path) -> str:
@@ -139,9 +145,14 @@ def make(root: Path, out: Path) -> list[Path]:
     """Builds the source archive, the wheel from it, and the archive of rows that both name, into a new folder."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    code = f"from setuptools import build_meta; build_meta.build_sdist({str(out)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, stdout=subprocess.DEVNULL)
-    (source,) = out.glob("*.tar.gz")
+    with tempfile.TemporaryDirectory() as folder:
+        first = _source_archive(root, Path(folder))
+        with tarfile.open(first) as tar:
+            tar.extractall(folder, filter="data")
+        tree = Path(folder, first.name.removesuffix(".tar.gz"))
+        if address := _address(root):
+            (tree / "README.md").write_text(with_addresses((root / "README.md").read_text(), address, tag(root)))
+        source = _source_archive(tree, out)
     options = ["--no-deps", "--no-build-isolation", "--quiet", "-w", str(out)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", str(source), *options], check=True)
     (wheel,) = out.glob("*.whl")
@@ -150,6 +161,24 @@ def make(root: Path, out: Path) -> list[Path]:
     rows.write_bytes(content)
     check(source, wheel, rows)
     return [source, wheel, rows]
+
+
+def _source_archive(root: Path, out: Path) -> Path:
+    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(out)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, check=True, stdout=subprocess.PIPE, text=True)
+    return out / done.stdout.split()[-1]
+
+
+def with_addresses(text: str, address: str, tag: str) -> str:
+    """The README with addresses in place of paths, for the page of the package index, which has none of our files."""
+
+    def whole(match: re.Match[str]) -> str:
+        path = match[1]
+        if path.startswith("../../"):
+            return f"]({address}/{path.removeprefix('../../')})"
+        return f"]({address}/{'raw' if path.endswith(('.png', '.svg')) else 'blob'}/{tag}/{path})"
+
+    return re.sub(r"\]\((?!https?://|#)([^)\s]+)\)", whole, text)
 
 
 def check(source: Path, wheel: Path, rows: Path) -> None:
@@ -166,6 +195,13 @@ def check(source: Path, wheel: Path, rows: Path) -> None:
             raise SystemExit(f"{path.name} names other rows than {rows.name}; build all of them from one commit")
 
 
-if __name__ == "__main__":
-    for made in make(Path(__file__).resolve().parents[1], Path(sys.argv[1]).resolve()):
+def main(root: Path, out: Path, wanted: str = "") -> None:
+    """Builds all of a release and prints its files. SystemExit where the version is not that of the wanted tag."""
+    if wanted not in ("", tag(root)):
+        raise SystemExit(f"the tag is {wanted}, and the version in pyproject.toml is that of {tag(root)}")
+    for made in make(root, out):
         print(f"{made.name}\t{made.stat().st_size:,} bytes\tsha256 {hashlib.sha256(made.read_bytes()).hexdigest()}")
+
+
+if __name__ == "__main__":
+    main(Path(__file__).resolve().parents[1], Path(sys.argv[1]).resolve(), *sys.argv[2:])

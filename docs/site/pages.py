@@ -47,6 +47,8 @@ PLACED = (*TUTORIALS, "results")
 PAGES = ("*.md", "docs/*.md", "docs/diagrams/*.md", "kernels/*.md", "kernels/*/*.md", "reports/**/*.md", "results/*.md")
 IMAGES = ("docs/*.png", "docs/*.svg", "docs/site/*.css")
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+BADGE = re.compile(r"^\[!\[[^]]*\]\([^)]*\)\]\([^)]*\)\n", re.MULTILINE)
+"""A badge of the README. Its picture is another server's, which no page of the site asks for anything."""
 HEADLESS = ("    options:", "      show_root_heading: false", "      show_root_toc_entry: false")
 """Options of a part of the reference whose heading is written here."""
 LINK = re.compile(
@@ -109,7 +111,7 @@ def _navigation(found: Mapping[str, Any]) -> list[Any]:
         },
         {"Operators": ["kernels/README.md", *({name: pages} for name, pages in operators.items())]},
         {"Reference": ["reference/operators.md", "reference/models.md", "reference/tasks.md"]},
-        {"Project": ["CONTRIBUTING.md", "CHANGELOG.md"]},
+        {"Project": ["CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]},
     ]
 
 
@@ -239,7 +241,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     path = page.file.src_uri
     if (HOME / path).exists() or path == TABLES:
         # comments are keys of quoted numbers; behind the last bar of a line they would be a cell of its table
-        markdown = COMMENT.sub("", markdown)
+        markdown = BADGE.sub("", COMMENT.sub("", markdown))
         markdown = LINK.sub(lambda match: _link(match, path, config, files), markdown)
     experiment = posixpath.dirname(path).removeprefix("reports/")
     if path.endswith("/README.md") and experiment in EXPERIMENTS:

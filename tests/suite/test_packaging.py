@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -60,6 +61,8 @@ def test_a_wheel_works_beside_modules_of_its_folders_names(source, release, tmp_
     site, work = tmp_path / "site", tmp_path / "work"
     pip("install", wheel, "--target", site, cwd=tmp_path)
     assert {path.name for path in site.iterdir() if path.suffix != ".dist-info"} <= {"subquad", "bin"}
+    (metadata,) = site.glob("*.dist-info/METADATA")
+    assert f"](http://127.0.0.1:{server.server_port}/owner/subquad/blob/v" in metadata.read_text()
     # modules of a user that have the names of our folders, and a plugin that imports them
     for name in ("suite", "tasks", "models", "kernels", "reports"):
         (work / name).mkdir(parents=True)
@@ -102,6 +105,54 @@ def test_a_wheel_works_beside_modules_of_its_folders_names(source, release, tmp_
     assert Path(file).is_relative_to(site / "subquad")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True).stdout.strip()
     assert (commit, dirty) == (head, False)
+
+
+SCRIPT = """
+import torch
+from subquad import load, results, run
+from subquad import runs  # wrong
+from subquad.kernels.gated_linear_attention import gated_linear_attention
+from subquad.models.parts.mixer import Mixer
+
+reveal_type(run("quickstart", only={"model.name": ["gla"]}, seeds=2))
+reveal_type(results("quickstart"))
+reveal_type(load("0373a9").model)
+x = torch.zeros(1, 2, 1, 4)
+reveal_type(gated_linear_attention(x, x, x))
+
+class Mine(Mixer):
+    def state_size(self, length: int) -> int:
+        return 0
+
+run(3)  # wrong
+run("quickstart", seed=2)  # wrong
+results("quickstart", only=["gla"])  # wrong
+load("0373a9").network  # wrong
+gated_linear_attention(x, x)  # wrong
+Mine().state_size("long")  # wrong
+"""
+
+
+@pytest.mark.slow
+def test_the_types_of_an_installation_are_those_that_a_users_mypy_sees(release, tmp_path):
+    (_, wheel, _), _ = release
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv" / "lib").glob("*/site-packages")
+    (site / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    pip("install", wheel, "--target", site, cwd=tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = ["--strict", "--python-executable", python, "--cache-dir", tmp_path / "cache", "--no-error-summary"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    command = [sys.executable, "-P", "-m", "mypy", *map(str, options), "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    types = [line.partition('type is "')[2].rstrip('"') for line in lines if "Revealed type" in line]
+    frame, model = "pandas.core.frame.DataFrame", "subquad.suite.model.Model"
+    assert types[:3] == [frame, frame, model], done.stdout + done.stderr
+    assert "torch._tensor.Tensor" in types[3]
+    wrong = [number for number, line in enumerate(SCRIPT.splitlines(), start=1) if line.endswith("# wrong")]
+    assert [int(line.split(":")[1]) for line in lines if " error: " in line] == wrong, done.stdout
 
 
 @pytest.mark.slow

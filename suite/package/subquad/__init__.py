@@ -8,23 +8,24 @@ modules of these names. This package therefore lies in a folder of its own, `sui
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from subquad.run_suite import load, results, run
-
 __all__ = ["load", "results", "run"]
 
 _HERE = Path(__file__).resolve().parent
 if not (_HERE / "suite").is_dir():
     __path__ = [str(_HERE.parents[2])]
 
+if TYPE_CHECKING:
+    from subquad.run_suite import load, results, run
+else:
+    # a type checker that saw this function would believe that there is every name
 
-def __getattr__(name: str) -> Any:
-    """The functions for Python (`suite/notebook.py`), whose module takes a second to import."""
-    if name in __all__:
-        from subquad import run_suite
+    def __getattr__(name: str) -> Any:
+        """The functions for Python (`suite/notebook.py`), whose module takes a second to import."""
+        if name in __all__:
+            from subquad import run_suite
 
-        return getattr(run_suite, name)
-    raise AttributeError(f"module 'subquad' has no attribute {name!r}")
+            return getattr(run_suite, name)
+        raise AttributeError(f"module 'subquad' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

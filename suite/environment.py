@@ -36,7 +36,8 @@ def reads_utf8() -> bool:
     return codecs.lookup(locale.getpreferredencoding(False)).name == "utf-8"
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Version of an installed distribution; empty where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -80,7 +81,7 @@ def release() -> str:
     project = REPOSITORY / "pyproject.toml"
     if project.is_file():
         return f"v{tomllib.loads(project.read_text())['project']['version']}"
-    return f"v{_version('subquad')}"
+    return f"v{version_of('subquad')}"
 
 
 def version() -> str:
@@ -119,7 +120,7 @@ def provenance(device: Any) -> dict[str, Any]:
         "dirty": dirty,
         "device": device_name(device),
         "torch": torch.__version__,
-        "triton": _version("triton"),
+        "triton": version_of("triton"),
         "cuda": torch.version.cuda or "",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -160,7 +161,7 @@ def _package(name: str, purpose: str, extra: str, module: str = "") -> Capabilit
         __import__(module or name)
     except Exception as error:  # a broken binary raises anything from OSError to AttributeError
         return Capability(name, purpose, "", f"cannot be imported: {' '.join(str(error).split())[:160]}")
-    return Capability(name, purpose, _version(name), "")
+    return Capability(name, purpose, version_of(name), "")
 
 
 def capabilities() -> Iterator[Capability]:

@@ -32,6 +32,13 @@ class Case:
         return label(dict(self.shape))
 
     @property
+    def torch_dtype(self) -> Any:
+        """The `torch.dtype` of that name."""
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    @property
     def direction(self) -> str:
         return "forward+backward" if self.backward else "forward"
 

@@ -7,7 +7,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from subquad.suite.bench.base import Base
 from subquad.suite.bench.cases import Case, spread
 from subquad.suite.bench.compare import SIDES, Comparison, compare
 from subquad.suite.bench.contracts import Workload
-from subquad.suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample
+from subquad.suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample, versions_in
 from subquad.suite.bench.worker import ChildError, Worker, cold_start
 from subquad.suite.contracts import Recorder, no_operators
 from subquad.suite.store import storage
@@ -47,6 +47,8 @@ class Timing:
     reason: str = ""
     operators: str | None = None
     """The operators that the case called, as in the column `operators`; None if they were not recorded."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What else the row says of the measurement, such as versions of packages."""
 
     @property
     def median_ms(self) -> float | None:
@@ -115,6 +117,7 @@ def time_cases(
             "floor_ms": ceilings.floor_ms(cost, case.dtype),
             "num_bytes": cost.num_bytes,
             "num_flops": cost.num_flops,
+            "config": {"packages": found} if (found := versions_in(find(workload, case.implementation))) else {},
         }
         try:
             with record() as used:
@@ -201,16 +204,33 @@ class Rows:
         device: torch.device,
         request: Sequence[str],
         plugins: Mapping[str, Path] | None = None,
+        *,
+        continued: bool = False,
     ) -> None:
-        """plugins: the file of each operator that a plugin defines; its rows have the commit of that checkout."""
+        """plugins: the file of each operator that a plugin defines; its rows have the commit of that checkout.
+
+        continued: takes up the file of an earlier call with the same request, code, versions and device. Code with
+        uncommitted changes is never taken for the same.
+        """
         self.commits = {op: environment.commit(file.parent) for op, file in (plugins or {}).items()}
         self.started = datetime.now(UTC)
         self.shapes = shapes
         self.provenance = environment.provenance(device)
-        identity = [list(request), shapes, self.started.isoformat(), self.provenance]
+        known = [self.provenance["dirty"], *(dirty for _, dirty in self.commits.values())]
+        same = continued and not any(dirty is not False for dirty in known)
+        identity = [list(request), shapes, "" if same else self.started.isoformat(), self.provenance]
         self.run_id = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
         self.path = storage.result_path(root, EXPERIMENT, shapes, self.run_id)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = storage.load(self.path).to_pylist() if same and self.path.exists() else []
+        self.earlier_s = 0.0
+        if self.rows:
+            self.earlier_s = self.rows[0]["duration_s"] or 0.0
+        self.written = {(row["task"], row["model"], row["slice"]) for row in self.rows if row["metric"] == "time"}
+        """Operator, implementation and slice of the cases that are done."""
+
+    def has(self, case: Case) -> bool:
+        """Whether an earlier call has timed a case, or found why it cannot."""
+        return (case.op, case.implementation, case.slice) in self.written
 
     def add(
         self,
@@ -247,7 +267,7 @@ class Rows:
             "config": json.dumps(config or {}),
             "precision": case.dtype if case else "",
             "operators": operators,
-            "started_at": self.started.isoformat(timespec="seconds"),
+            "started_at": self.rows[0]["started_at"] if self.rows else self.started.isoformat(timespec="seconds"),
             **self.provenance,
         }
         if commit is not None:
@@ -264,7 +284,7 @@ class Rows:
 
     def add_timing(self, timing: Timing, version: int) -> None:
         """time (ms), floor_time (ms), peak_extra_memory (bytes), cold_start (s)."""
-        config = {"num_bytes": timing.num_bytes, "num_flops": timing.num_flops}
+        config = {"num_bytes": timing.num_bytes, "num_flops": timing.num_flops, **timing.config}
         common: Any = {"case": timing.case, "version": version, "config": config, "operators": timing.operators}
         self.add(
             "time",
@@ -298,5 +318,5 @@ class Rows:
         self.write()
 
     def write(self) -> None:
-        duration = (datetime.now(UTC) - self.started).total_seconds()
+        duration = self.earlier_s + (datetime.now(UTC) - self.started).total_seconds()
         storage.write(self.path, [{**row, "duration_s": duration} for row in self.rows])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -60,8 +61,11 @@ class Worker:
             text=True,
         )
 
-    def ask(self, what: str, **arguments: Any) -> Any:
-        """The child's answer; ChildError where the request failed. A child that has ended is started again."""
+    def ask(self, what: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+        """The child's answer; ChildError where the request failed. A child that has ended is started again.
+
+        timeout_s: seconds after which a child that has not answered is stopped, which raises TookTooLong.
+        """
         if self.process.poll() is not None:
             self.process = self._start()
         assert self.process.stdin is not None
@@ -69,6 +73,10 @@ class Worker:
         try:
             self.process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
             self.process.stdin.flush()
+            # an answer is one line, written at once, so there is never a rest of one in the buffer
+            if timeout_s is not None and not select.select([self.process.stdout], [], [], timeout_s)[0]:
+                self.stop()
+                raise TookTooLong("failed", f"it took more than {timeout_s:.0f} s and was stopped")
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
@@ -79,14 +87,20 @@ class Worker:
             raise ChildError(answer["status"], answer["error"])
         return answer["value"]
 
+    def stop(self) -> None:
+        """Ends the child; the next request starts another one."""
+        self.process.kill()
+        assert self.process.stdin is not None
+        if not self.process.stdin.closed:
+            self.process.communicate()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self.stop()
 
 
 class ChildError(Exception):
@@ -95,6 +109,10 @@ class ChildError(Exception):
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
         self.status = status
+
+
+class TookTooLong(ChildError):
+    """A request that was not answered in the time it had."""
 
 
 def cold_start(targets: Mapping[str, str], device: str, case: Case) -> float:
@@ -142,6 +160,8 @@ def _serve(setting: dict[str, Any]) -> None:
             calls.clear()
             calls[case] = measure.checked(workload(case), case, device)
             return None
+        if what == "timed":
+            return measure.recorded_times(workload(case), case, device, budget_ms)
         if what == "first_call":
             call = measure.prepare(workload(case), case, device)
             torch.zeros(1, device=device).item()

@@ -35,6 +35,13 @@ def bench(
     compare: Annotated[
         str | None, typer.Option(metavar="REV", help="As --against REV, and exit with 1 where this tree is slower.")
     ] = None,
+    arena: Annotated[
+        bool,
+        typer.Option("--arena", help="Time ours beside every peer, recorded, the best of three processes; resumable."),
+    ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.0, help="With --arena: stop then; the same command continues.")
+    ] = None,
     plugins: Plugins = None,
     device: Device = None,
     results: Results = LOCAL,
@@ -62,7 +69,7 @@ def bench(
     # a file or a pipe has no width of its own, and a cut number is worse than a long line
     console = table_console()
     if check_budgets or update_budgets:
-        if compare or shapes or against != "torch" or (check_budgets and update_budgets):
+        if compare or shapes or against != "torch" or arena or (check_budgets and update_budgets):
             raise ValueError("--check-budgets and --update-budgets time nothing and take only operators and --plugin")
         from subquad.suite.commands.budgets import check_all, update_all
 
@@ -72,6 +79,16 @@ def bench(
             update_all(places)
         elif not check_all(places, options):
             raise typer.Exit(1)
+        return
+
+    if minutes is not None and not arena:
+        raise ValueError("bench --minutes: only --arena continues where it stopped; give both")
+    if arena:
+        if compare or against != "torch":
+            raise ValueError("bench --arena times ours beside all peers; leave --against and --compare out")
+        from subquad.suite.commands.arena import measure
+
+        measure(repository, names, shapes, minutes, device, results, files, console)
         return
 
     import torch

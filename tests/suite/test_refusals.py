@@ -127,6 +127,9 @@ REFUSED = [
     ("bench --against peer", "'peer'", "neither a git revision"),
     ("bench --compare HEAD --against peers", "give one of them"),
     ("bench --update-budgets --shapes paper", "--update-budgets"),
+    ("bench --minutes 3", "bench --minutes: only --arena continues"),
+    ("bench --arena --compare HEAD", "bench --arena", "leave --against and --compare out"),
+    ("bench embedding --arena", "no other project has a kernel for embedding"),
 ]
 
 STORING = ("run", "report", "bench")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import torch
 
 from subquad.kernels.workload import Cost, Implementation, Workload, normal, sizes, traffic
@@ -70,4 +73,13 @@ OPERATORS = Registry(
         "running_sum": Entry("tests.suite.toy_operators:SUM", "sums"),
         "step": Entry("tests.suite.toy_operators:STEP", "one step of it"),
     },
+)
+
+
+def sleeping(x):
+    time.sleep(600)
+
+
+HANGS = replace(
+    SUM, op="hangs", implementations=(*SUM.implementations[:1], Implementation("sleep", "peer", lambda: sleeping))
 )

@@ -1,0 +1,134 @@
+"""The arena: our kernels and other projects' on the same inputs, each judged, and timed as a user with a graph sees it.
+
+Three processes time every case. In each an implementation runs at full size, so that it tunes itself, is judged by the
+accuracy rule, and is recorded as a CUDA graph, so that its host does not count; one that cannot be recorded is timed
+as it is called, and its row says so. The time of a case is that of the fastest process, because what a kernel chooses
+when it tunes itself differs from process to process. One that is wrong, ends with an error or takes too long in any of
+them has no time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from typing import Any, Self
+
+from subquad.suite.bench.cases import Case, cases
+from subquad.suite.bench.contracts import Workload
+from subquad.suite.bench.measure import Ceilings, find, versions_in
+from subquad.suite.bench.run import BUDGET_MS, Timing
+from subquad.suite.bench.worker import ChildError, TookTooLong, Worker
+
+METHOD = 2
+"""How a time is measured, for readers of rows: 1 is `bench`, calls from Python in one process, 2 is the above. It is
+raised when the same kernel would get another time."""
+PROCESSES = 3
+LIMIT_S = 240.0
+"""Seconds that an implementation may take in one process. Some choose among hundreds of configurations."""
+SCALE = "arena"
+
+
+def competing(workload: Workload, sets: Sequence[str], *, on_gpu: bool = True) -> list[Case]:
+    """Our kernels, those of other projects and PyTorch's. On a GPU our chunked path in plain PyTorch is no kernel."""
+    every = cases(workload, sets, ("ours", "torch", "peer"))
+    return [case for case in every if not on_gpu or case.implementation != "torch"]
+
+
+def has_peers(workload: Workload) -> bool:
+    """Whether a workload has an implementation whose packages have versions of their own."""
+    return any(found.kind != "ours" and (found.kind == "peer" or found.packages) for found in workload.implementations)
+
+
+class OutOfTime(Exception):
+    """The time that the arena was given is over."""
+
+
+class Arena:
+    """The processes.
+
+    targets: the table of operators, as `module:attribute`.
+    load: gives the workload of an operator.
+    ends_at: the time of `time.monotonic` at which no case is timed any more; None: no end.
+    """
+
+    def __init__(
+        self,
+        targets: Mapping[str, str],
+        load: Callable[[str], Workload],
+        device: Any,
+        ceilings: Ceilings,
+        *,
+        ends_at: float | None = None,
+        limit_s: float = LIMIT_S,
+        budget_ms: float = BUDGET_MS,
+    ) -> None:
+        self.load, self.ceilings, self.ends_at = load, ceilings, ends_at
+        self.limit_s, self.budget_ms = limit_s, budget_ms
+        self.records = str(device).startswith("cuda")
+        self.make = lambda: Worker(targets, str(device))
+        self.stack = ExitStack()
+        self.workers: list[Worker] = []
+
+    def __enter__(self) -> Self:
+        self.workers = [self.stack.enter_context(self.make()) for _ in range(PROCESSES)]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
+
+    def time(self, wanted: Iterable[Case]) -> Iterator[list[Timing]]:
+        """Times the cases, all implementations of one shape, dtype and pass together. Ends early where time is over."""
+        for _, group in groupby(wanted, key=lambda case: (case.op, case.shape, case.dtype, case.backward)):
+            try:
+                yield self._group(list(group))
+            except OutOfTime:
+                return
+
+    def _group(self, group: Sequence[Case]) -> list[Timing]:
+        answers: dict[Case, list[dict[str, Any]]] = {case: [] for case in group}
+        refused: dict[Case, ChildError] = {}
+        # one implementation after the other in each process, so that a drift of the clock affects all alike
+        for worker in self.workers:
+            for case in group:
+                if case not in refused:
+                    try:
+                        answers[case].append(self._ask(worker, case))
+                    except ChildError as error:
+                        refused[case] = error
+        return [self._timing(case, answers[case], refused.get(case)) for case in group]
+
+    def _ask(self, worker: Worker, case: Case) -> dict[str, Any]:
+        left = self.limit_s if self.ends_at is None else self.ends_at - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        try:
+            answer: dict[str, Any] = worker.ask(
+                "timed", timeout_s=min(left, self.limit_s), case=case.to_json(), budget_ms=self.budget_ms
+            )
+        except TookTooLong:
+            if left < self.limit_s:
+                raise OutOfTime from None
+            raise
+        if self.records and answer["not_recorded"]:
+            # what a failed recording leaves behind on a device could disturb the next case
+            worker.stop()
+        return answer
+
+    def _timing(self, case: Case, answers: Sequence[Mapping[str, Any]], refused: ChildError | None) -> Timing:
+        workload = self.load(case.op)
+        cost = workload.cost(dict(case.shape), case.torch_dtype, case.backward)
+        config: dict[str, Any] = {"method": METHOD, "packages": versions_in(find(workload, case.implementation))}
+        counts: dict[str, Any] = {
+            "floor_ms": self.ceilings.floor_ms(cost, case.dtype),
+            "num_bytes": cost.num_bytes,
+            "num_flops": cost.num_flops,
+        }
+        if refused is not None:
+            return Timing(case, [], status=refused.status, reason=str(refused), config=config, **counts)
+        medians = [statistics.median(answer["samples"]) for answer in answers]
+        best = answers[medians.index(min(medians))]
+        config |= {"processes": medians, "not_recorded": best["not_recorded"]}
+        return Timing(case, best["samples"], extra_bytes=best["extra_bytes"], config=config, **counts)

@@ -42,7 +42,7 @@ TABLES = "results/tables.md"
 """The page of every table and figure of the four papers, which stands for `reports/papers.yaml`."""
 TUTORIALS = ("running", "your-mixer", "your-task")
 GUIDES = ("grids", "weights", "reading", "notebook", "data", "benchmarks", "glossary")
-PLACED = (*TUTORIALS, "results")
+PLACED = (*TUTORIALS, "results", "arena")
 """Pages of docs/ that are no guides."""
 PAGES = ("*.md", "docs/*.md", "docs/diagrams/*.md", "kernels/*.md", "kernels/*/*.md", "reports/**/*.md", "results/*.md")
 IMAGES = ("docs/*.png", "docs/*.svg", "docs/site/*.css")
@@ -101,6 +101,7 @@ def _navigation(found: Mapping[str, Any]) -> list[Any]:
         {
             "Results": [
                 "docs/results.md",
+                {"Arena": "docs/arena.md"},
                 "results/experiments.md",
                 TABLES,
                 {"Columns of a row": "results/README.md"},

@@ -100,7 +100,13 @@ WORKLOAD = Workload(
         ),
         Implementation("torch", "ours", lambda: partial(attention, backend="torch")),
         Implementation(
-            "sdpa-flash", "torch", partial(load_sdpa, "FLASH_ATTENTION"), heads_first, time_second, half_only
+            "sdpa-flash",
+            "torch",
+            partial(load_sdpa, "FLASH_ATTENTION"),
+            heads_first,
+            time_second,
+            half_only,
+            packages=("torch",),
         ),
         Implementation(
             "sdpa-cudnn",

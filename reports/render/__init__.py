@@ -11,8 +11,9 @@ what of a paper's numbers and claims that is, for terminal, page and documents a
 `document` of strings, of which `brief` keeps what fits a screen, as `against` does with a comparison of its rows, and
 `printing` and `latex` print it; `draw` and `tiles` draw its figure. A `board` has the reports of all experiments or of
 a paper, and `page` makes of it an HTML page whose views `home.js` (three questions), `subjects.js` (a mixer, pair, task
-or experiment) and `lists.js` (all cells, claims, kernels) draw. `speed` is the document of the operators' speed.
-`quotes` holds the numbers in documents to the committed rows.
+or experiment) and `lists.js` (all cells, claims, kernels) draw. `speed` is the document of the operators' speed, and
+`arena` that of their comparison with other projects' kernels. `quotes` holds the numbers in documents to the committed
+rows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from subquad.reports.render.against import against
+from subquad.reports.render.arena import arena
 from subquad.reports.render.board import About, Board, index, overview, read_papers
 from subquad.reports.render.brief import brief
 from subquad.reports.render.count import scale_to_count
@@ -46,6 +48,7 @@ __all__ = [
     "Format",
     "Report",
     "against",
+    "arena",
     "brief",
     "build",
     "grouped",

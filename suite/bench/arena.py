@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any, Self
 
 from subquad.suite.bench.cases import Case, cases
-from subquad.suite.bench.contracts import Workload
+from subquad.suite.bench.contracts import Implementation, Workload
 from subquad.suite.bench.measure import Ceilings, find, versions_in
 from subquad.suite.bench.run import BUDGET_MS, Timing
 from subquad.suite.bench.worker import ChildError, TookTooLong, Worker
@@ -32,14 +32,21 @@ SCALE = "arena"
 
 
 def competing(workload: Workload, sets: Sequence[str], *, on_gpu: bool = True) -> list[Case]:
-    """Our kernels, those of other projects and PyTorch's. On a GPU our chunked path in plain PyTorch is no kernel."""
+    """Our kernels and those of other projects. On a GPU our chunked path in plain PyTorch is no kernel."""
+    left_out = {found.name for found in workload.implementations if found.kind != "ours" and not is_peer(found)}
+    left_out |= {"torch"} if on_gpu else set()
     every = cases(workload, sets, ("ours", "torch", "peer"))
-    return [case for case in every if not on_gpu or case.implementation != "torch"]
+    return [case for case in every if case.implementation not in left_out]
+
+
+def is_peer(implementation: Implementation) -> bool:
+    """Whether it is a kernel of another project. PyTorch's are known by their package; its formulas are no kernels."""
+    return implementation.kind == "peer" or (implementation.kind == "torch" and bool(implementation.packages))
 
 
 def has_peers(workload: Workload) -> bool:
-    """Whether a workload has an implementation whose packages have versions of their own."""
-    return any(found.kind != "ours" and (found.kind == "peer" or found.packages) for found in workload.implementations)
+    """Whether another project has a kernel for this operator."""
+    return any(map(is_peer, workload.implementations))
 
 
 class OutOfTime(Exception):

@@ -16,6 +16,7 @@ import typer
 from subquad.suite.commands.console import skipped
 from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.commands.repository import (
+    ARENA,
     KERNELS,
     LOCAL,
     TABLES,
@@ -79,6 +80,8 @@ def report(
 ) -> None:
     """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the times of `kernels`.
 
+    `arena` is who is fastest at which operator, ours or another project's, with what was refused and why.
+
     A paper (`h3`) and `--all` show a scoreboard of its experiments or of all; `--format html` is a page to sort, filter
     and open runs. `tables` is a page of every table and figure of the papers, with what runs here and what has rows.
     """
@@ -90,16 +93,22 @@ def report(
             raise ValueError("report --update-docs writes all documents, from committed rows; give nothing beside it")
         if repository.pull is not None:
             raise ValueError("report --update-docs: the documents are those of a checkout; call it in one")
-        for path in repository.rendering().update_documents(repository.reports):
+        changed = repository.rendering().update_documents(repository.reports)
+        page = repository.reports.parent / "docs" / f"{ARENA}.md"
+        text = repository.rendering().render(_arena(repository, repository.reference), "md")
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+            changed.append(page)
+        for path in changed:
             print(f"updated {shown(path)}")
         return
     chosen = _format(format, out)
     if full and chosen not in (Format.latex, Format.terminal):
         raise ValueError(f"report --full: {chosen} has all tables; leave it out")
     paper = _paper(repository, experiment)
-    if by and (every or paper or experiment in (None, TABLES, KERNELS)):
+    if by and (every or paper or experiment in (None, TABLES, KERNELS, ARENA)):
         raise ValueError("report --by: name the experiment whose runs to show")
-    if against is not None and (by or every or paper or experiment in (None, TABLES, KERNELS)):
+    if against is not None and (by or every or paper or experiment in (None, TABLES, KERNELS, ARENA)):
         raise ValueError("report --against: name the one experiment whose rows to compare, without --by")
     if row and against is None:
         raise ValueError("report --row: give --against, the row that these rows are compared with")
@@ -119,6 +128,10 @@ def report(
         if results is not None:
             raise ValueError("report tables --results: the page shows the committed rows; leave it out")
         rendered = _tables(repository, chosen, out)
+    elif experiment == ARENA:
+        if scale is not None:
+            raise ValueError("report arena --scale: a comparison is shown with its shape; leave it out")
+        rendered = _arena(repository, results)
     elif experiment == KERNELS:
         paths = repository.files(experiment, results)
         scales = sorted({path.parent.name for path in paths})
@@ -176,6 +189,18 @@ def _table(
     if by:
         return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)
     return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned)
+
+
+def _arena(repository: Repository, results: Path | None) -> Any:
+    """The page of our operators beside other projects' kernels."""
+    from subquad.suite.bench.arena import is_peer
+    from subquad.suite.store import storage
+
+    known = {
+        name: [found.name for found in repository.operators.load(name).implementations if is_peer(found)]
+        for name in repository.operators
+    }
+    return repository.rendering().arena(storage.read(repository.files(KERNELS, results), skip=skipped), known)
 
 
 def _tables(repository: Repository, format: Format, out: Path | None) -> Any:

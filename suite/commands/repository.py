@@ -23,6 +23,8 @@ LOCAL = Path("results/local")
 """Folder of new results, relative to the folder in which the command is called."""
 KERNELS = "kernels"
 """The experiment under which `bench` keeps its rows."""
+ARENA = "arena"
+"""The name under which `report` shows the operators beside other projects'."""
 TABLES = "tables"
 """The name under which `report` shows every table and figure of the papers."""
 

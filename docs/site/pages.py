@@ -1,8 +1,8 @@
 """Makes the site's pages from the repository: a hook of MkDocs.
 
 Every page but the reference is a Markdown file that reads well on a plain git host, too, at the same path on the site.
-The experiments' pages have the tables of their committed rows behind the README, and the reference is made of the
-docstrings of everything that the tables of contents name. Nothing is written twice.
+The experiments' pages begin with the verdicts, the figure and the table of their committed rows, and the reference is
+made of the docstrings of everything that the tables of contents name. Nothing is written twice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -29,7 +30,11 @@ sys.path.insert(0, str(HOME / "suite" / "package"))
 from subquad.kernels import OPERATORS  # noqa: E402 - the repository is not a package that is installed
 from subquad.models import MODELS  # noqa: E402
 from subquad.models.backbone import BackboneConfig  # noqa: E402
-from subquad.reports.render import build, render  # noqa: E402
+from subquad.reports.render import build, render, scale_to_count  # noqa: E402
+from subquad.reports.render.card import card, verdict_table  # noqa: E402
+from subquad.reports.render.draw import svg  # noqa: E402
+from subquad.reports.render.layout import document  # noqa: E402
+from subquad.reports.render.report import Report  # noqa: E402
 from subquad.suite.options import Config  # noqa: E402
 from subquad.suite.registry import Entry  # noqa: E402
 from subquad.suite.settings.config import find_experiments, load_experiment  # noqa: E402
@@ -78,6 +83,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     ours += [File.generated(config, path, content=text) for path, text in made.items()]
     ours.append(File.generated(config, "scoreboard.html", content=_scoreboard()))
+    figures = ((name, _figure(name)) for name in EXPERIMENTS)
+    ours += [File.generated(config, _figure_path(name), content=text) for name, text in figures if text]
     config.nav = _navigation(found)
     return Files([*theirs, *ours])
 
@@ -218,7 +225,8 @@ def _scoreboard() -> str:
         out = Path(folder, "scoreboard.html")
         report = ("report", "--all", "--results", str(REFERENCE), "--out", str(out))
         subprocess.run([sys.executable, str(HOME / "run_suite.py"), *report], check=True, stdout=subprocess.DEVNULL)
-        return out.read_text()
+        # the scripts of the page make links into the site from this
+        return out.read_text().replace('<html lang="en"', '<html lang="en" data-docs="./"', 1)
 
 
 def _experiments() -> str:
@@ -246,7 +254,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         markdown = LINK.sub(lambda match: _link(match, path, config, files), markdown)
     experiment = posixpath.dirname(path).removeprefix("reports/")
     if path.endswith("/README.md") and experiment in EXPERIMENTS:
-        markdown += "".join(_tables(experiment))
+        title, _, method = markdown.partition("\n")
+        markdown = "".join([title, "\n\n", *_glance(experiment), method, *_tables(experiment)])
     return markdown
 
 
@@ -274,14 +283,51 @@ def _link(match: re.Match[str], page: str, config: MkDocsConfig, files: Files) -
     return f"[{match['text']}]({link})"
 
 
-def _tables(experiment: str) -> Iterator[str]:
-    """The report of each scale with committed rows, one section each."""
+@cache
+def _reports(experiment: str) -> dict[str, Report]:
+    """The report of each scale with committed rows, the one that is counted first."""
     config = load_experiment(EXPERIMENTS[experiment])
     rows = storage.read(storage.files([REFERENCE], experiment))
     scales = [scale for scale in _scales(experiment) if scale in config.scales]
-    if scales:
+    scales.sort(key=lambda scale: scale != scale_to_count(config))
+    return {scale: build(config, EXPERIMENTS[experiment].parent, rows, scale=scale) for scale in scales}
+
+
+def _figure_path(experiment: str) -> str:
+    return f"reports/{experiment}/figure.svg"
+
+
+@cache
+def _figure(experiment: str) -> str:
+    """The figure of an experiment as SVG; empty where there is none."""
+    report = next(iter(_reports(experiment).values()), None)
+    return "" if report is None else svg(document(report))
+
+
+def _glance(experiment: str) -> Iterator[str]:
+    """The verdicts, the figure and the coloured table of an experiment, which its page begins with."""
+    report = next(iter(_reports(experiment).values()), None)
+    if report is None:
+        return
+    # a page of the site is a folder, and so is every part of the name
+    home = "../" * (2 + experiment.count("/"))
+    yield card(report, f"{home}scoreboard.html") + "\n\n"
+    if _figure(experiment):
+        yield f"![{report.title}](figure.svg)\n\n"
+    yield verdict_table(report) + "\n\n"
+
+
+def _tables(experiment: str) -> Iterator[str]:
+    """What else the report of each scale with committed rows has, one section each."""
+    reports = _reports(experiment)
+    if reports:
         yield "\n\n## Committed rows\n"
-    for scale in scales:
-        text = str(render(build(config, EXPERIMENTS[experiment].parent, rows, scale=scale), "md"))
-        _, _, body = text.partition("\n")
-        yield f"\n### {scale}\n" + re.sub(r"^(#+ )", r"##\1", body, flags=re.MULTILINE)
+    for place, (scale, report) in enumerate(reports.items()):
+        found = document(report)
+        yield f"\n### {scale}\n\n"
+        # the table of the first scale stands on top of the page
+        yield verdict_table(report) + "\n\n" if place else ""
+        yield "".join(f"- {note.replace('*', chr(92) + '*')}\n" for note in found.notes)
+        _, _, body = str(render(replace(found, grids=found.grids[1:], notes=()), "md")).partition("\n")
+        _, _, rest = body.partition(found.where)
+        yield "\n" + re.sub(r"^(#+ )", r"##\1", rest, flags=re.MULTILINE)

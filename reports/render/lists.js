@@ -302,6 +302,8 @@ function kernelDetail(row) {
       { title: "run", text: (p) => p[3] },
     ],
   });
+  const { path } = aboutOf("operator", row.operator);
+  if (path) node.append(element("p", {}, "equation, limits and log: ", docsLink(`${path}/`, path)));
   node.append(element("pre", {}, `python run_suite.py bench ${row.operator}`));
   return node;
 }

@@ -172,7 +172,13 @@ def browser(folder: Path) -> Iterator[Browser]:
     try:
         yield Browser(process, to_write, back_read)
     finally:
-        process.kill()
-        process.wait()
+        # asked to end, it has written its profile before the folder is removed
+        with contextlib.suppress(OSError):
+            os.write(to_write, json.dumps({"id": 0, "method": "Browser.close"}).encode() + b"\0")
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
         os.close(to_write)
         os.close(back_read)

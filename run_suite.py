@@ -117,6 +117,7 @@ REPOSITORY = Repository(
     reports=HOME / "reports",
     reference=REFERENCE,
     pull=PULL,
+    submissions=HOME / "submissions",
     versions=_versions,
     recorder=_recorder,
     rendering=_rendering,

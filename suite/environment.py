@@ -65,7 +65,8 @@ def commit(folder: Path = REPOSITORY) -> tuple[str, bool | None]:
 
     try:
         # results are products of the tree, not part of what ran
-        changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results", ":!docs", ":!*.md")
+        outside = (":!results", ":!submissions", ":!docs", ":!*.md")
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", *outside)
         return git("rev-parse", "HEAD"), bool(changes)
     except (subprocess.SubprocessError, OSError):
         return "", None

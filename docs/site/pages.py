@@ -20,6 +20,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import pandas as pd
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -37,15 +38,16 @@ from subquad.reports.render.layout import document  # noqa: E402
 from subquad.reports.render.report import Report  # noqa: E402
 from subquad.suite.options import Config  # noqa: E402
 from subquad.suite.registry import Entry  # noqa: E402
-from subquad.suite.settings.config import find_experiments, load_experiment  # noqa: E402
+from subquad.suite.settings.config import ExperimentConfig, find_experiments, load_experiment  # noqa: E402
 from subquad.suite.store import storage  # noqa: E402
+from subquad.suite.submissions.standing import standings, with_notes, with_standings  # noqa: E402
 from subquad.tasks import TASKS  # noqa: E402
 
 EXPERIMENTS = find_experiments(HOME / "reports")
 REFERENCE = HOME / "results" / "reference"
 TABLES = "results/tables.md"
 """The page of every table and figure of the four papers, which stands for `reports/papers.yaml`."""
-TUTORIALS = ("running", "your-mixer", "your-task")
+TUTORIALS = ("running", "your-mixer", "your-task", "submit")
 GUIDES = ("grids", "weights", "reading", "notebook", "data", "benchmarks", "glossary")
 PLACED = (*TUTORIALS, "results", "arena")
 """Pages of docs/ that are no guides."""
@@ -290,7 +292,15 @@ def _reports(experiment: str) -> dict[str, Report]:
     rows = storage.read(storage.files([REFERENCE], experiment))
     scales = [scale for scale in _scales(experiment) if scale in config.scales]
     scales.sort(key=lambda scale: scale != scale_to_count(config))
-    return {scale: build(config, EXPERIMENTS[experiment].parent, rows, scale=scale) for scale in scales}
+    return {scale: _report(experiment, config, rows, scale) for scale in scales}
+
+
+def _report(experiment: str, config: ExperimentConfig, rows: pd.DataFrame, scale: str) -> Report:
+    """The report at one scale; on a board, with the mixers that others have submitted."""
+    found = standings(HOME / "submissions", experiment, config, scale) if config.budget else []
+    rows = pd.concat([rows, storage.read([one.part for one in found])]) if found else rows
+    board = with_standings(config, found)
+    return with_notes(build(board, EXPERIMENTS[experiment].parent, rows, scale=scale), found)
 
 
 def _figure_path(experiment: str) -> str:

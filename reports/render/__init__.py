@@ -32,6 +32,7 @@ from subquad.reports.render.count import scale_to_count
 from subquad.reports.render.document import Document
 from subquad.reports.render.latex import latex
 from subquad.reports.render.layout import document, grouped
+from subquad.reports.render.plan import pick_scale
 from subquad.reports.render.printing import markdown, terminal
 from subquad.reports.render.quotes import update_documents
 from subquad.reports.render.report import Report, build, report_of
@@ -56,6 +57,7 @@ __all__ = [
     "index",
     "load_runs",
     "overview",
+    "pick_scale",
     "read_papers",
     "render",
     "report_of",

@@ -38,6 +38,8 @@ from subquad.suite.commands.results import results_app
 from subquad.suite.commands.run import run
 from subquad.suite.commands.show import show
 from subquad.suite.commands.status import status
+from subquad.suite.commands.submissions import submissions_app
+from subquad.suite.commands.submit import submit
 from subquad.suite.commands.weights import weights_app
 from subquad.suite.options import reason_of, shortened, visible
 from subquad.suite.store.target import StoreError
@@ -100,9 +102,11 @@ app.command()(evaluate)
 app.command()(check)
 app.command()(bench)
 app.command()(profile)
+app.command()(submit)
 app.command()(doctor)
 app.add_typer(data_app, name="data")
 app.add_typer(results_app, name="results")
+app.add_typer(submissions_app, name="submissions")
 app.add_typer(weights_app, name="weights")
 
 

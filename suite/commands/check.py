@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from subquad.suite.commands.repository import Plugins, Set, repository_of
+from subquad.suite.commands.repository import Plugins, Repository, Set, repository_of
+from subquad.suite.options import options_in, parse
 
 
 class Part(StrEnum):
@@ -30,33 +31,46 @@ def check(
     are read several times: make large ones smaller, e.g. by --set num_train=1000. Kernels of an operator run on the
     GPU, or with TRITON_INTERPRET=1 in Triton's interpreter.
     """
-    from subquad.suite.options import options_in, parse
-
     repository = repository_of(context, plugins)
+    if part is Part.model:
+        if check_model(repository, name, overrides or ()):
+            raise typer.Exit(1)
+        return
     if part is Part.operator:
         if overrides:
             raise ValueError("--set: an operator has no settings; its shapes are in its workload")
         if _try(name, *_of_operator(repository.operators.load(name))):
             raise typer.Exit(1)
         return
-    config = (repository.models if part is Part.model else repository.tasks).load(name)
-    texts = [text.removeprefix(f"{part.value}.") for text in overrides or ()]
-    options = options_in(texts, "--set", "option=value, e.g. num_train=1000")
-    built = parse(config, options, f"{part.value} {name}")
-    if part is Part.model:
-        from subquad.suite.laws import models as laws
+    built = parse(repository.tasks.load(name), _options(overrides or (), part), f"task {name}")
 
-        # options that do not go together are a fault of the caller's and break no law
-        laws.build(config, **options)
-        broken = _try(name, laws.LAWS, config, **options)
-    else:
-        from subquad.suite.laws import tasks as task_laws
+    from subquad.suite.laws import tasks as laws
 
-        rows = task_laws.everything(built)
-        broken = _try(name, task_laws.LAWS, built)
-        print(f"digest of its rows at seed 0: {task_laws.digest(rows)[:16]}")
+    rows = laws.everything(built)
+    broken = _try(name, laws.LAWS, built)
+    print(f"digest of its rows at seed 0: {laws.digest(rows)[:16]}")
     if broken:
         raise typer.Exit(1)
+
+
+def check_model(repository: Repository, name: str, overrides: Sequence[str] = ()) -> int:
+    """Tries all laws of models, prints a line for each, and returns how many are broken.
+
+    overrides: options of the model as `key=value`.
+    """
+    from subquad.suite.laws import models as laws
+
+    config = repository.models.load(name)
+    options = _options(overrides, Part.model)
+    parse(config, options, f"model {name}")
+    # options that do not go together are a fault of the caller's and break no law
+    laws.build(config, **options)
+    return _try(name, laws.LAWS, config, **options)
+
+
+def _options(overrides: Sequence[str], part: Part) -> dict[str, Any]:
+    texts = [text.removeprefix(f"{part.value}.") for text in overrides]
+    return options_in(texts, "--set", "option=value, e.g. num_train=1000")
 
 
 def _of_operator(workload: Any) -> tuple[Iterable[Callable[..., None]], Any]:

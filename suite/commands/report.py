@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,10 @@ from subquad.suite.commands.repository import (
     shown,
 )
 from subquad.suite.registry import nearest
+from subquad.suite.settings.config import ExperimentConfig
+
+if TYPE_CHECKING:
+    from subquad.suite.submissions.standing import Standing
 
 
 class Format(StrEnum):
@@ -185,10 +189,39 @@ def _table(
             f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
         )
     rendering = repository.rendering()
-    rows = rendering.rows_of(_at_scale(repository.files(experiment, results), scale), skipped)
+    files = _at_scale(repository.files(experiment, results), scale)
     if by:
+        rows = rendering.rows_of(files, skipped)
         return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)
-    return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned)
+    is_reference = results is None or results.resolve() == repository.reference.resolve()
+    found = _standings(repository, experiment, config, scale, files) if is_reference else []
+    rows = rendering.rows_of([*files, *(one.part for one in found)], skipped)
+    if not found:
+        return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned)
+
+    from subquad.suite.submissions.standing import with_notes, with_standings
+
+    board, chosen = with_standings(config, found), found[0].entry.scale
+    built = rendering.build(board, path.parent, rows, scale=chosen, planned=planned)
+    return experiment, with_notes(built, found)
+
+
+def _standings(
+    repository: Repository, experiment: str, config: ExperimentConfig, scale: str | None, files: Sequence[Path]
+) -> list[Standing]:
+    """The submissions that stand beside committed rows, where the experiment is a board. Rows of a user stand alone.
+
+    A mixer that is loaded as a plugin has the row of the plugin.
+    """
+    is_ours = all(path.resolve().is_relative_to(repository.reference.resolve()) for path in files)
+    if config.budget is None or not is_ours:
+        return []
+
+    from subquad.suite.submissions.standing import standings
+
+    chosen = repository.rendering().pick_scale(config, {path.parent.name for path in files}, scale)
+    found = standings(repository.submissions, experiment, config, chosen)
+    return [one for one in found if one.manifest.name not in repository.models]
 
 
 def _arena(repository: Repository, results: Path | None) -> Any:

@@ -51,6 +51,8 @@ class Repository:
     """Folder of the experiments."""
     reference: Path
     """Folder of the committed results: that of the checkout, or in the cache, where `pull` puts them."""
+    submissions: Path
+    """Folder of the mixers that others have submitted (`suite.submissions`)."""
     versions: Callable[[], Mapping[str, int]]
     """Today's version of every operator."""
     recorder: Callable[[], Recorder]

@@ -38,12 +38,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from subquad.suite.bounds import Seed
+from subquad.suite.bounds import Fraction, Seed, Size
 from subquad.suite.options import Config, parse, read_yaml, reason_of, shortened
 from subquad.suite.registry import nearest
 from subquad.suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
@@ -94,6 +94,18 @@ def _checked_scale(options: dict[str, Any]) -> dict[str, Any]:
 Scale = Annotated[dict[str, Any], AfterValidator(_checked_scale)]
 
 
+class Budget(Config):
+    """What all mixers of a board have equally much of. An experiment with a budget takes submissions (`submit`)."""
+
+    of: Literal["num_parameters", "state_size"]
+    """Parameters of the whole network, or elements that one sequence keeps between two steps."""
+    value: Size
+    within: Fraction
+    """Part of the value by which a mixer may miss it."""
+    task: str
+    """Task of the grid on whose vocabulary and length the network is measured."""
+
+
 class ExperimentConfig(Config):
     """One `grid.yaml`."""
 
@@ -112,6 +124,7 @@ class ExperimentConfig(Config):
     """Name of a scale that cannot run here to the reason."""
     table: TableSpec | None = None
     figure: FigureSpec | None = None
+    budget: Budget | None = None
 
     @model_validator(mode="after")
     def _runs_or_says_why_not(self) -> ExperimentConfig:

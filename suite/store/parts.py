@@ -9,7 +9,7 @@ others. A part is named by the hash of its content: the same rows give the same 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,13 @@ def unpublished(source: Path, target: Path) -> tuple[list[Part], int]:
     if faults:
         raise ValueError("; ".join(faults[:5]) + f"; and {len(faults) - 5} more files" * (len(faults) > 5))
     return found, there
+
+
+def of_runs(paths: Sequence[Path], run_ids: Collection[str], folder: Path) -> Part:
+    """The rows of some runs in results files, as a part of a folder. SchemaError for a file that cannot be believed."""
+    table = _sorted(storage.tables(paths, encoded=storage.TEXTS))
+    table = table.filter(pc.is_in(table["run_id"].cast(pa.string()), pa.array(run_ids, pa.string())))
+    return Part(folder, table, tuple(table["run_id"].unique().to_pylist()))
 
 
 def _sorted(tables: Iterator[pa.Table]) -> pa.Table:

@@ -43,13 +43,20 @@ def test_every_mixer_is_timed():
         assert len(timed) == len(grid.table.rows)
 
 
+def budget_of(view, of):
+    budget = load_experiment(REPORTS / "leaderboard" / view / "grid.yaml").budget
+    assert (budget.of, budget.task) == (of, "mqar")
+    return pytest.approx(budget.value, rel=budget.within)
+
+
 def test_all_networks_of_one_view_have_as_many_parameters():
+    budget = budget_of("parameters", "num_parameters")
     for name, network, _ in networks("parameters"):
-        count = sum(parameter.numel() for parameter in network.parameters())
-        assert count == pytest.approx(65_536, rel=0.1), name
+        assert sum(parameter.numel() for parameter in network.parameters()) == budget, name
 
 
 def test_all_states_of_the_other_view_are_as_large():
+    budget = budget_of("state", "state_size")
     for name, network, task in networks("state"):
         if name not in OF_THEIR_OWN:
-            assert network.state_size(task.length) == pytest.approx(8192, rel=0.05), name
+            assert network.state_size(task.length) == budget, name

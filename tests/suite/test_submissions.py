@@ -410,3 +410,29 @@ def test_a_folder_of_another_mixer_stays(copied, command_line, tmp_path):
     assert done.returncode == 2
     assert "has another sent-mixer than" in done.stderr
     assert sha256(folder / MANIFEST) == before
+
+
+EXAMPLE_FOLDER = HOME / "submissions" / "my-mixer"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_committed_example_goes_the_whole_way(command_line, monkeypatch, tmp_path):
+    """Where it does not, because a board or a version has changed, `submit` makes it again (docs/submit.md)."""
+    checked = command_line("submissions", "check", EXAMPLE_FOLDER)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    monkeypatch.setenv("SUBQUAD_COMMIT", COMMIT)
+    environment.commit.cache_clear()
+    for name in ("my_mixer", "sent_mixer"):
+        sys.modules.pop(name, None)
+    sys.path[:] = [folder for folder in sys.path if folder not in (str(EXAMPLE.parent), str(EXAMPLE_FOLDER))]
+    folder = tmp_path / "submissions" / "my-mixer"
+    shutil.copytree(EXAMPLE_FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    repeated = command_line("submissions", "repeat", folder, "--device", "cpu", "--results", tmp_path / "results")
+    environment.commit.cache_clear()
+    assert "the board says: my-mixer (" in repeated.stdout, repeated.stdout + repeated.stderr
+    repository = replace(REPOSITORY, submissions=tmp_path / "submissions")
+    shown = command_line("report", "leaderboard/parameters", "--scale", "cpu", repository=repository).stdout
+    # a processor that rounds differently may end more than a point away
+    assert "my-mixer (repeated by us)" in shown or "my-mixer (our repeat differs)" in shown
+    assert "my-mixer: rows of its author; we have repeated on " in shown

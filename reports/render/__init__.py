@@ -40,7 +40,7 @@ from subquad.reports.render.rows import load_runs, rows_of
 from subquad.reports.render.speed import history
 from subquad.suite.registry import nearest
 
-Format = Literal["terminal", "md", "latex", "png", "html"]
+Format = Literal["terminal", "md", "latex", "png", "pdf", "html"]
 
 __all__ = [
     "About",
@@ -68,25 +68,33 @@ __all__ = [
 
 
 def render(
-    report: Report | Document | Board, format: Format, out: Path | None = None, *, details: bool = False
+    report: Report | Document | Board,
+    format: Format,
+    out: Path | None = None,
+    *,
+    details: bool = False,
+    width: Literal["column", "page"] = "page",
+    source: str = "",
 ) -> str | Path:
     """The report in one format: its text, or, where `out` names a file, the path of the file that was written.
 
     details: in `latex`, all tables, and not the first alone; the other formats always have them.
+    width: of a figure, that of a column of a paper (3.3 inches) or of its page (7 inches).
+    source: the command that draws a figure, for its metadata.
 
-    `png` needs `out`, a PNG or an SVG, and writes the other one beside it. Raises ValueError for an unknown format, and
-    for `png` where there is nothing to draw.
+    `png` needs `out`, a PNG or an SVG, and writes the other one beside it; `pdf` needs it, too. Raises ValueError for
+    an unknown format, and for a figure where there is nothing to draw.
     """
     if format not in get_args(Format):
         names = get_args(Format)
         raise ValueError(f"unknown format {format!r}{nearest(format, names)}; there are: {', '.join(names)}")
     shown = _document(report)
-    if format == "png":
+    if format in ("png", "pdf"):
         from subquad.reports.render.draw import save
 
         if out is None:
-            raise ValueError("png: a figure is written to a file; give --out FILE.png")
-        save(shown, out.with_suffix(".png"))
+            raise ValueError(f"{format}: a figure is written to a file; give --out FILE.{format}")
+        save(shown, out.with_suffix(f".{format}"), width, source)
         return out
     if format == "html":
         from subquad.reports.render.page import page

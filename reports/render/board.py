@@ -25,6 +25,8 @@ from subquad.suite.settings.config import ExperimentConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+    from subquad.reports.render.sheet import Width
+
 
 @dataclass(frozen=True)
 class About:
@@ -155,11 +157,11 @@ def overview(board: Board) -> Document:
         if claims := [(r.experiment, *claim_texts(claim)[:2]) for r in board.reports for claim in r.claims]:
             grids.append(Grid("Claims", ("experiment", "verdict", "claim"), tuple(claims), 3, ((),) * len(claims)))
 
-    def figure() -> Canvas | None:
+    def figure(width: Width = "page") -> Canvas | None:
         # drawing needs matplotlib, which takes a second to import
         from subquad.reports.render.draw import draw_board
 
-        return draw_board(board.title, drawn)
+        return draw_board(board.title, drawn, width)
 
     return Document(
         board.name,

@@ -1,4 +1,4 @@
-"""The data of a report's figure: the mean and every seed's value for every table row, panel by panel; and its colours.
+"""The data of a report's figure: median and every seed's value for every table row, panel by panel; and its colours.
 
 A family of models has one colour in every figure and on every page. Several rows of one family in a figure, such as
 attention with two kinds of positions, have shades of it. A name of no known family takes a colour that the figure does
@@ -25,9 +25,10 @@ from subquad.suite.settings.report_spec import FigureSpec
 
 @dataclass(frozen=True)
 class Point:
-    """A mean over seeds, and the value of each of them.
+    """A median over seeds, and the value of each of them.
 
-    A figure shows the values, because a standard deviation around the mean passes 100 % where one seed fails.
+    A figure shows the values, because a standard deviation around the mean passes 100 % where one seed fails, and the
+    median, because no seed is near the mean where some succeed and others are at chance.
     """
 
     x: Any
@@ -56,8 +57,6 @@ class Figure:
     panels: tuple[tuple[str, tuple[Series, ...]], ...]
     """Title and series of each panel; empty where the figure shows cells, learned kernels or successes."""
     cells: tuple[Cell, ...] = ()
-    costs: tuple[tuple[str, float], ...] = ()
-    """Pairs of a row and its cost, of the rows that have one; empty where `spec.x` names no cost."""
     kernels: tuple[KernelPanel, ...] = ()
     successes: tuple[Sensitivity, ...] = ()
     reference: str = "paper"
@@ -89,6 +88,8 @@ def make_figure(
     if spec.kind == "kernels":
         found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
         return Figure(spec, (), kernels=tuple(panel for panel in found if panel is not None))
+    if spec.kind in ("seeds", "costs", "cells"):
+        return Figure(spec, (), cells=tuple(cells) if any(cell.mean is not None for cell in cells) else ())
     device = ""
     if spec.x.endswith("throughput"):
         kept, elsewhere = commonest_device([run for runs in settled.values() for run in runs])
@@ -96,15 +97,6 @@ def make_figure(
         if kept:
             others = f"; {counted(elsewhere)} on others not shown" if elsewhere else ""
             device = f"{kept[0].device or 'unknown device'}{others}"
-    if spec.kind == "cells":
-        costs = [(row, _cost(spec, _runs_of(row, settled))) for row in plan.spec.rows]
-        return Figure(
-            spec,
-            (),
-            cells=tuple(cells) if any(cell.mean is not None for cell in cells) else (),
-            costs=tuple((row, cost) for row, cost in costs if cost is not None),
-            device=device,
-        )
     panels: dict[str, list[Series]] = {}
     for row in plan.spec.rows:
         points: dict[str, dict[Any, dict[str, float]]] = {}
@@ -118,7 +110,7 @@ def make_figure(
             drawn = []
             for x, by_run in sorted(points.get(panel, {}).items(), key=lambda item: order(item[0])):
                 values = tuple(sorted(by_run.values()))
-                drawn.append(Point(x, statistics.fmean(values), values))
+                drawn.append(Point(x, statistics.median(values), values))
             if spec.x == "column":
                 place = {column: i for i, column in enumerate(plan.spec.columns)}
                 drawn.sort(key=lambda point: place[point.x])
@@ -138,7 +130,7 @@ def _panel(spec: FigureSpec, run: StoredRun) -> str:
 
 
 def _cost(spec: FigureSpec, runs: Sequence[StoredRun]) -> float | None:
-    """The x of a cell in a figure over a cost: its median over the runs; None in other figures."""
+    """The x of a point in a figure over a cost: its median over the runs; None in other figures."""
     found = [
         value.value
         for run in runs

@@ -17,6 +17,8 @@ from subquad.reports.render.report import COST_METRICS, Cost, Report, choices_ar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
+
+    from subquad.reports.render.sheet import Width
 import statistics
 from pathlib import Path
 
@@ -38,11 +40,11 @@ UNPUBLISHED = {"oom": "oom", "fails": "fails", "not_reported": "not reported", "
 def document(report: Report) -> Document:
     """The report of an experiment, ready to print."""
 
-    def figure() -> Canvas | None:
+    def figure(width: Width = "page") -> Canvas | None:
         # drawing needs matplotlib, which takes a second to import
         from subquad.reports.render.draw import draw
 
-        return draw(report)
+        return draw(report, width)
 
     named = f"source: {report.source}; " if report.source else ""
     return Document(

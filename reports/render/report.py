@@ -46,7 +46,7 @@ from subquad.reports.render.rows import StoredRun, as_rows, load_runs
 from subquad.reports.render.selection import Settled, select_runs
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_defaults, lookup
-from subquad.suite.settings.report_spec import Source, TableSpec
+from subquad.suite.settings.report_spec import FigureSpec, Source, TableSpec
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ class Report:
     """Successes at every value of a setting of which the table shows the best."""
     costs: tuple[Cost, ...]
     provenance: tuple[str, ...]
-    figure: Figure | None
+    figure: Figure
+    """The one that the grid asks for, or else every seed of every cell."""
     spec: TableSpec
     """Rows and columns of the table, with the settings that each stands for."""
     runs: tuple[StoredRun, ...]
@@ -81,6 +82,8 @@ class Report:
     """Whether the runs time operators or models; then cells have a spread of samples in place of seeds."""
     device: str = ""
     """The one device of a timed report."""
+    beside: Callable[[str], Report] | None = None
+    """Gives the report of another experiment, whose columns a figure shows as costs; asked only when it is drawn."""
 
     @property
     def has_published(self) -> bool:
@@ -95,6 +98,7 @@ def build(
     *,
     scale: str | None = None,
     planned: Callable[[str], Iterable[Mapping[str, Any]]] | None = None,
+    beside: Callable[[str], Report] | None = None,
 ) -> Report:
     """The report of one experiment.
 
@@ -103,9 +107,10 @@ def build(
     scale: the one to show; None: `paper` if it has rows, else the first that has.
     planned: gives the resolved settings of the runs that the grid has today at a scale; it is asked where a cell has
         runs of several settings. None: the newest are shown.
+    beside: gives the reports of the experiments whose columns the figure shows as costs (`figure.costs`).
     """
     rows = as_rows(frame)
-    return report_of(config, folder, _name(rows, folder), load_runs(rows), scale=scale, planned=planned)
+    return report_of(config, folder, _name(rows, folder), load_runs(rows), scale=scale, planned=planned, beside=beside)
 
 
 def report_of(
@@ -116,6 +121,7 @@ def report_of(
     *,
     scale: str | None = None,
     planned: Callable[[str], Iterable[Mapping[str, Any]]] | None = None,
+    beside: Callable[[str], Report] | None = None,
 ) -> Report:
     """`build` for the stored runs of an experiment of this name."""
     plan = make_plan(config, folder, pick_scale(config, {run.scale for run in everything}, scale))
@@ -141,7 +147,7 @@ def report_of(
         sensitivity=tuple(sensitivity),
         costs=tuple(costs_of(settled)),
         provenance=tuple(provenance_of(shown)),
-        figure=None if config.figure is None else make_figure(plan, config.figure, settled, sensitivity, cells),
+        figure=make_figure(plan, config.figure or FigureSpec(kind="seeds"), settled, sensitivity, cells),
         timed=config.timed,
         device=shown[0].device if config.timed and shown else "",
         spec=plan.spec,
@@ -149,6 +155,7 @@ def report_of(
         published=plan.published,
         config=config,
         reduced=plan.reduced,
+        beside=beside,
     )
 
 

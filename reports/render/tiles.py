@@ -1,11 +1,10 @@
 """Draws figures of fields: the cells of a table, successes by setting, and learned kernels.
 
-**Cells** are coloured by their means. The rows are sorted by their mean over the columns in which no row lacks a
-value, the best first. A cell without a value is white, and rows and columns without any are left out. Beside each row
-is a at what it costs, if the figure asks for a cost. Percentages are coloured from 0 to 100. Other units may differ by
-orders of magnitude between rows and between columns: each column has a logarithmic scale of its own, from its worst
-mean to its best, and rows are sorted by the geometric mean. Of metrics such as times and losses the smallest is the
-best (`suite.metrics`).
+**Cells** have the median over the seeds as a number. Where the grid says what success is (`select.success`), a cell's
+colour is the number of its seeds that succeed. Where the columns have different levels of chance, it is
+(median - chance) / (100 - chance). Other percentages are coloured from 0 to 100. Other units may differ by orders of
+magnitude between rows and between columns: each column has a logarithmic scale of its own, from its worst median to its
+best. The best rows stand first. Rows and columns without any value are left out.
 
 **Successes** have a line for every cell of the table and a field for every value of the setting. A field's colour and
 its first number are the share of the seeds that succeed. The number below is their median.
@@ -19,177 +18,280 @@ from __future__ import annotations
 
 import math
 import statistics
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from subquad.reports.render.figure import Figure, KernelPanel
-from subquad.reports.render.judge import Cell, Sensitivity, rank, setting_text
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from subquad.reports.render.figure import KernelPanel
+from subquad.reports.render.finding import Words
+from subquad.reports.render.judge import Cell, rank, setting_text
+from subquad.reports.render.report import Report
+from subquad.reports.render.seeds import lines_of, ranked, succeeds
+from subquad.reports.render.sheet import (
+    SMALL,
+    TEXT,
+    WIDTHS,
+    Canvas,
+    Heading,
+    Width,
+    filled,
+    label_rows,
+    labelled,
+    measure,
+    sheet,
+    verbatim,
+)
 from subquad.suite.metrics import smaller_is_better
 
-COLUMN_WIDTH, COLUMN_LETTERS = 1.1, 15
-COST_WIDTH, COST_LETTERS = 2.0, 32
-"""Widths of a column and of the panel of costs, in inches, and the number of letters at which their labels wrap."""
-NO_VALUE = float("nan")
-ROW = "\N{ZERO WIDTH SPACE}"
-"""Stands before a label that begins with an underscore, which matplotlib would leave out of a legend."""
+SHADES = LinearSegmentedColormap.from_list("shades", ["#f4f4f4", "#c3d9ee", "#6aaad4", "#0a4f9e"])
+"""From light to dark, so that a print in black and white has the same order."""
+ROW_HEIGHT = 0.155
+"""Height of a row of cells, in inches."""
+DEEPEST = 1.0
+"""An upright header is wrapped at this length, in inches."""
 
 
-def verbatim(text: str) -> str:
-    """The text for matplotlib, which takes what stands between two dollar signs for a formula."""
-    return text.replace("$", r"\$")
+@dataclass(frozen=True)
+class Colouring:
+    """The colours of a table's cells, from 0 to 1, and what they mean."""
+
+    shares: Mapping[tuple[str, str], float]
+    note: str
+    legend: tuple[tuple[Any, str], ...] = ()
+    shows_chance: bool = False
 
 
-def named(label: str) -> str:
-    """The label of an artist that a legend names."""
-    return ROW + label if label.startswith("_") else label
-
-
-def draw_cells(canvas: Any, figure: Figure, unit: str, decimals: int) -> None:
-    """Draws the cells. `unit` and `decimals` are those of the report."""
-    cells = figure.cells
-    columns = filled_columns(cells)
-    means = {(cell.row, cell.column): cell.mean for cell in cells if cell.mean is not None}
-    rows = ranked(figure, unit)
-    ax, *beside = canvas.subplots(
-        1,
-        1 + bool(figure.costs),
-        sharey=True,
-        squeeze=False,
-        width_ratios=[COLUMN_WIDTH * len(columns), COST_WIDTH][: 1 + bool(figure.costs)],
-    )[0]
-    shades = [_shades([means.get((row, column)) for row in rows], figure, unit) for column in columns]
-    ax.imshow(list(zip(*shades, strict=True)), aspect="auto", cmap="viridis", vmin=0.0, vmax=1.0)
+def draw_cells(report: Report, words: Words, width: Width) -> Canvas:
+    """The cells of a report that have values. `words`: title and captions (`finding.words_of`)."""
+    cells = {(cell.row, cell.column): cell for cell in report.cells if cell.median is not None}
+    columns = [column for column in report.spec.columns if any((row, column) in cells for row, _ in cells)]
+    found = colouring(report, cells, columns)
+    rows = _rows(report, cells, columns)
+    labels, wide, high = labelled(rows, width)
+    slot = (WIDTHS[width] - 0.29 - wide) / len(columns)
+    decimals = report.decimals if report.unit != "%" or slot > 0.5 else 0
+    chances = {column: report.spec.of(column, "chance") for column in columns}
+    names = [f"{c}, chance {chances[c]:g}" if found.shows_chance and chances[c] is not None else c for c in columns]
+    upright = max(measure(word, SMALL) for name in names for word in name.split()) > slot - 0.04
+    # an upright header has two lines only where two are beside each other in a column
+    headers = [filled(name, (DEEPEST if slot > 0.24 else 3.0) if upright else slot - 0.04) for name in names]
+    lines = max(header.count("\n") + 1 for header in headers)
+    head = max(measure(part, SMALL) for header in headers for part in header.splitlines()) if upright else 0.115 * lines
+    body = max(ROW_HEIGHT, high) * len(rows) + head + 0.15
+    heading = Heading(words.title, words.details, note=f"{found.note} {words.note}")
+    canvas = sheet(width, body, heading, found.legend)
+    ax = canvas.subplots()
+    shares = [[found.shares.get((row, column), float("nan")) for column in columns] for row in rows]
+    _fields(ax, shares)
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            if (row, column) in means:
-                color = "black" if shades[j][i] > 0.5 else "white"
-                ax.text(j, i, f"{means[row, column]:.{decimals}f}", ha="center", va="center", color=color, fontsize=8)
+            cell = cells.get((row, column))
+            if cell is not None and cell.median is not None:
+                _number(ax, j, i, f"{cell.median:.{max(cell.decimals(decimals), 0)}f}", shares[i][j])
+    ax.xaxis.tick_top()
+    ax.set_xticks(range(len(columns)), headers, rotation=90 if upright else 0, linespacing=0.9)
+    label_rows(ax, labels)
+    return canvas
+
+
+def _fields(ax: Any, shares: Sequence[Sequence[float]]) -> None:
+    """Fields with white lines between them, the first row on top."""
+    edges_x = [j - 0.5 for j in range(len(shares[0]) + 1)]
+    edges_y = [i - 0.5 for i in range(len(shares) + 1)]
+    ax.pcolormesh(edges_x, edges_y, shares, cmap=SHADES, vmin=0.0, vmax=1.0, edgecolors="white", linewidth=0.8)
+    ax.set_ylim(len(shares) - 0.5, -0.5)
     ax.grid(visible=False)
-    names = [textwrap.fill(verbatim(column), COLUMN_LETTERS, break_long_words=False) for column in columns]
-    ax.set_xticks(range(len(columns)), names)
-    ax.set_yticks(range(len(rows)), [verbatim(row) for row in rows])
     ax.tick_params(length=0)
-    ax.set_xlabel(", ".join(filter(None, (verbatim(unit), "" if figure.spec.y == "time" else _seeds(cells)))))
-    for dots in beside:
-        costs = dict(figure.costs)
-        places = [i for i, row in enumerate(rows) if row in costs]
-        dots.plot([costs[rows[i]] for i in places], places, "o", ms=5, color="#440154")
-        dots.set_xscale("log", base=2 if figure.spec.x_log2 else 10)
-        dots.set_xlabel("\n".join(textwrap.fill(verbatim(line), COST_LETTERS) for line in figure.x_label.splitlines()))
-        dots.tick_params(axis="y", length=0)
+    ax.spines[:].set_visible(False)
 
 
-def filled_columns(cells: Sequence[Cell]) -> list[str]:
-    """Returns the columns in which at least one row has a value, in the table's order."""
-    filled = {cell.column for cell in cells if cell.mean is not None}
-    return [column for column in dict.fromkeys(cell.column for cell in cells) if column in filled]
+def _number(ax: Any, x: float, y: float, text: str, share: float) -> None:
+    """A number in a field, black or white, whichever can be read on it."""
+    red, green, blue = to_rgb(SHADES(share)) if math.isfinite(share) else (1.0, 1.0, 1.0)
+    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+    ax.text(x, y, text, ha="center", va="center_baseline", color="white" if dark else "black", fontsize=SMALL)
 
 
-def ranked(figure: Figure, unit: str) -> list[str]:
-    """Returns the rows that have a value, the best mean first; rows of equal mean keep the table's order.
+def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequence[str]) -> Colouring:
+    """What the colours of cells mean, by what the grid says of chance and success.
 
-    The mean is taken over the columns in which all of these rows have a value.
+    cells: those that have a median, by row and column.
     """
-    values: dict[str, dict[str, float]] = {}
-    for cell in figure.cells:
-        if cell.mean is not None:
-            values.setdefault(cell.row, {})[cell.column] = _scaled(cell.mean, figure, unit)
-    shared = set.intersection(*(set(line) for line in values.values())) if values else set()
-    return sorted(values, key=lambda row: -statistics.fmean(values[row][column] for column in shared) if shared else 0)
+    chances = {column: report.spec.of(column, "chance") for column in columns}
+    select = report.config.select
+    most = max(len(cell.values) for cell in cells.values())
+    unit = f", {report.unit}" if report.unit else ""
+    number = "median over seeds" if most > 1 else "value"
+    if report.unit == "%" and None not in chances.values() and len(set(chances.values())) > 1:
+        shares = {
+            place: min(max((cell.median - chances[place[1]]) / (100 - chances[place[1]]), 0.0), 1.0)
+            for place, cell in cells.items()
+            if cell.median is not None
+        }
+        note = f"Number: {number}{unit}. Colour: (median - chance) / (100 - chance), dark is 100 %, light is chance."
+        return Colouring(shares, note, shows_chance=True)
+    if report.unit == "%" and select is not None and select.success is not None and most > 1:
+        counts = {
+            place: sum(bool(succeeds(report, cell, value)) for value in cell.values) for place, cell in cells.items()
+        }
+        legend = tuple(
+            (
+                Patch(facecolor=SHADES(n / most), edgecolor="#999999", lw=0.4),
+                f"{n} of {most}" if n in (0, most) else f"{n}",
+            )
+            for n in range(most + 1)
+        )
+        sign = "or less" if smaller_is_better(report.spec.metric) else "or more"
+        note = f"Colour: seeds with {select.success:g} % {sign}. Number: {number}{unit}."
+        return Colouring({place: count / most for place, count in counts.items()}, note, legend)
+    found: dict[tuple[str, str], float] = {}
+    for column in columns:
+        medians = {
+            place: cell.median for place, cell in cells.items() if place[1] == column and cell.median is not None
+        }
+        found |= dict(zip(medians, _shades(list(medians.values()), report, column), strict=True))
+    scale = (
+        "from 0 to 100 %"
+        if report.unit == "%"
+        else "from the worst (light) to the best (dark) of a column, logarithmic"
+    )
+    return Colouring(found, f"Number: {number}{unit}. Colour: {scale}.")
 
 
-def _scaled(mean: float, figure: Figure, unit: str) -> float:
-    """Returns a mean on the scale of the colours, where larger is better."""
-    scaled = mean if unit == "%" else math.log(mean) if mean > 0 else -math.inf
-    return -scaled if smaller_is_better(figure.spec.y) else scaled
+def _rows(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequence[str]) -> list[str]:
+    """The rows that have a value, the best first."""
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    if report.unit == "%":
+        lines = {place: line for place, line in lines_of(report).items() if place in cells}
+        return ranked(lines, smaller_is_better(report.spec.metric))
+    shared = [column for column in columns if all((row, column) in cells for row in rows)]
+
+    def worst_first(row: str) -> float:
+        scaled = [_scaled(cells[row, column].median or 0.0, report, column) for column in shared]
+        return statistics.fmean(scaled) if scaled else 0.0
+
+    return sorted(rows, key=worst_first, reverse=True)
 
 
-def _shades(means: Sequence[float | None], figure: Figure, unit: str) -> list[float]:
-    """Returns the places of a column's means on the colour map, from 0 to 1; NaN where there is none."""
-    scaled = [NO_VALUE if mean is None else _scaled(mean, figure, unit) for mean in means]
+def _scaled(median: float, report: Report, column: str) -> float:
+    """A median on the scale of the colours, where larger is better."""
+    scaled = median if report.unit == "%" else math.log(median) if median > 0 else -math.inf
+    return -scaled if smaller_is_better(report.spec.of(column, "metric")) else scaled
+
+
+def _shades(medians: Sequence[float], report: Report, column: str) -> list[float]:
+    """The places of a column's medians on the colour map, from 0 to 1."""
+    scaled = [_scaled(median, report, column) for median in medians]
     finite = [value for value in scaled if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    if unit == "%":
-        low, high = (-100.0, 0.0) if smaller_is_better(figure.spec.y) else (0.0, 100.0)
-    # equal means are all the best
+    if report.unit == "%":
+        low, high = (-100.0, 0.0) if smaller_is_better(report.spec.of(column, "metric")) else (0.0, 100.0)
+    # equal medians are all the best
     return [min(max((value - low) / (high - low), 0.0), 1.0) if high > low else value - low + 1.0 for value in scaled]
 
 
-def _seeds(cells: Sequence[Cell]) -> str:
-    """Returns the label that says over how many seeds the cells are averaged."""
-    counts = sorted({cell.num_seeds for cell in cells if cell.mean is not None})
-    if counts == [1]:
-        return "one seed"
-    return f"mean over {counts[0]} seeds" if len(counts) == 1 else f"mean over {counts[0]} to {counts[-1]} seeds"
-
-
-def draw_successes(canvas: Any, found: Sequence[Sensitivity], x_label: str, unit: str) -> None:
-    """Draws the fields; `unit` is that of the median."""
+def draw_successes(report: Report, words: Words, width: Width) -> Canvas:
+    """The seeds that succeed at every value of `select.best_of`."""
+    found = report.figure.successes
     values = sorted({value for line in found for value, _, _ in line.tried}, key=rank)
-    shares = [[float("nan")] * len(values) for _ in found]
+    several = len({line.column for line in found}) > 1
+    labels = [line.row + f", {line.column}" * several for line in found]
+    names = [setting_text(value) for value in values]
+    room = WIDTHS[width] - 0.2
+    # long labels have two lines, as a field has
+    wrap = min(max(measure(label, SMALL) for label in labels) + 0.02, room / 3)
+    slot = (room - wrap) / len(values)
+    upright = max(measure(name, SMALL) for name in names) > slot - 0.04
+    head = max(measure(name, SMALL) for name in names) if upright else 0.12
+    select = report.config.select
+    assert select is not None
+    unit = f" {report.unit}".rstrip()
+    sign = "less" if smaller_is_better(select.by) else "more"
+    note = (
+        f"A field: how many of its seeds have {select.success:g}{unit} or {sign}, which is its colour, and below their "
+        f"median{f' ({report.unit})' if report.unit else ''}."
+    )
+    body = 0.3 * len(found) + head + 0.2
+    heading = Heading(words.title, words.details, report.figure.spec.x_label, note=f"{note} {words.note}")
+    canvas = sheet(width, body, heading)
     ax = canvas.subplots()
+    shares = [[float("nan")] * len(values) for _ in found]
+    for i, line in enumerate(found):
+        for value, successes, runs in line.tried:
+            shares[i][values.index(value)] = successes / runs
+    _fields(ax, shares)
     for i, line in enumerate(found):
         for (value, successes, runs), median in zip(line.tried, line.medians, strict=True):
-            at, share = values.index(value), successes / runs
-            shares[i][at] = share
-            color = "black" if share > 0.5 else "white"
-            ax.text(at, i - 0.18, f"{successes}/{runs}", ha="center", va="center", color=color)
-            ax.text(at, i + 0.24, f"{median:.1f}", ha="center", va="center", color=color, fontsize=7)
-    image = ax.imshow(shares, aspect="auto", cmap="viridis", vmin=0, vmax=1)
-    ax.grid(visible=False)
-    ax.set_xticks(range(len(values)), [verbatim(setting_text(value)) for value in values])
-    columns = {line.column for line in found}
-    ax.set_yticks(range(len(found)), [verbatim(line.row + f", {line.column}" * (len(columns) > 1)) for line in found])
-    ax.tick_params(length=0)
-    ax.set_xlabel(verbatim(x_label))
-    canvas.colorbar(image, ax=ax, label=f"seeds that succeed (below: median, {unit})" if unit else "seeds that succeed")
+            at = values.index(value)
+            _number(ax, at, i - 0.2, f"{successes}/{runs}", shares[i][at])
+            _number(ax, at, i + 0.24, f"{median:.1f}" if slot > 0.35 else f"{median:.0f}", shares[i][at])
+    ax.set_xticks(range(len(values)), [verbatim(name) for name in names], rotation=90 if upright else 0)
+    ax.set_yticks(range(len(found)), [filled(label, wrap) for label in labels])
+    return canvas
 
 
 LEARNED, INITIAL = "#0072b2", "#000000"
 
 
-def draw_kernels(canvas: Any, panels: Sequence[KernelPanel]) -> None:
-    """Draws one column for each panel: pixels above, and eigenvalues below where there are any."""
+def draw_kernels(report: Report, words: Words, width: Width) -> Canvas:
+    """A panel for each run that recorded kernels: pixels above, and eigenvalues below where there are any."""
+    panels = report.figure.kernels
     spectra = any(panel.eigenvalues for panel in panels)
-    axes = canvas.subplots(1 + spectra, len(panels), squeeze=False, height_ratios=[2, 1][: 1 + spectra])
-    image = None
-    for above, below, panel in zip(axes[0], axes[-1], panels, strict=True):
-        image = _pixels(above, panel)
+    across = min(len(panels), 4 if width == "page" else 2)
+    down = math.ceil(len(panels) / across)
+    room = (WIDTHS[width] - 0.5) / across - 0.15
+    titles = [filled(panel.title, room, TEXT) for panel in panels]
+    head = 0.14 * max(title.count("\n") + 1 for title in titles)
+    note = "Colour: |K| over the largest |K| of its kernel at any lag, black is 0 and white is 1."
+    names = [(LEARNED, 3.0, "eigenvalue after training"), (INITIAL, 1.8, "before")]
+    legend = [(Line2D([], [], ls="none", marker="o", ms=size, color=color), name) for color, size, name in names]
+    body = down * (1.9 + head + 1.2 * spectra)
+    heading = Heading(words.title, words.details, note=f"{note} {words.note}")
+    canvas = sheet(width, body, heading, legend if spectra else ())
+    grid = canvas.subplots(
+        down * (1 + spectra), across, squeeze=False, height_ratios=[1.9 + head, 1.2][: 1 + spectra] * down
+    )
+    for ax in grid.flat:
+        ax.set_visible(False)
+    for i, (panel, title) in enumerate(zip(panels, titles, strict=True)):
+        line, column = divmod(i, across)
+        above = grid[line * (1 + spectra)][column]
+        above.set_visible(True)
+        _pixels(above, panel, title)
+        above.set_ylabel("layer" if column == 0 else "")
         if spectra:
+            below = grid[line * 2 + 1][column]
+            below.set_visible(True)
             _spectrum(below, panel)
-    axes[0][0].set_ylabel("layer")
-    canvas.colorbar(image, ax=list(axes[0]), label="|K| / largest |K|", pad=0.01)
-    if spectra:
-        axes[1][0].set_ylabel("arcsinh(Im λ / 2)")
-        handles, labels = axes[1][0].get_legend_handles_labels()
-        canvas.legend(handles, labels, loc="outside lower center", frameon=False, ncols=2)
+            below.set_ylabel("arcsinh(Im λ / 2)" if column == 0 else "")
+    return canvas
 
 
-def _pixels(ax: Any, panel: KernelPanel) -> Any:
+def _pixels(ax: Any, panel: KernelPanel, title: str) -> None:
     width = panel.span * max(map(len, panel.kernels))
     extent = (0, width, len(panel.kernels), 0)
-    image = ax.imshow(
-        panel.kernels, aspect="auto", interpolation="nearest", cmap="magma", vmin=0, vmax=1, extent=extent
-    )
+    ax.imshow(panel.kernels, aspect="auto", interpolation="nearest", cmap="gray", vmin=0, vmax=1, extent=extent)
     names = list(dict.fromkeys(panel.layers))
     starts = [panel.layers.index(name) for name in names]
     for start in starts[1:]:
         ax.axhline(start, color="white", lw=1)
     ends = [*starts[1:], len(panel.layers)]
     ax.set_yticks([(start + end) / 2 for start, end in zip(starts, ends, strict=True)], [str(n + 1) for n in names])
+    ax.xaxis.set_major_locator(MaxNLocator(2))
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False)
-    ax.set_title(verbatim(panel.title))
+    ax.set_title(title, fontsize=TEXT)
     ax.set_xlabel("lag")
-    return image
 
 
 def _spectrum(ax: Any, panel: KernelPanel) -> None:
-    for values, color, size, label in (
-        (panel.eigenvalues, LEARNED, 8, "λ after training"),
-        (panel.initial, INITIAL, 3, "λ before"),
-    ):
+    for values, color, size in ((panel.eigenvalues, LEARNED, 6), (panel.initial, INITIAL, 2.5)):
         x, y = [re for re, _ in values], [math.asinh(im / 2) for _, im in values]
-        ax.scatter(x, y, s=size, color=color, linewidths=0, label=label)
+        ax.scatter(x, y, s=size, color=color, linewidths=0)
+    ax.xaxis.set_major_locator(MaxNLocator(3))
     ax.set_xlabel("Re λ")

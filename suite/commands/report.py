@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -27,8 +28,10 @@ from subquad.suite.commands.repository import (
     repository_of,
     shown,
 )
+from subquad.suite.options import parse
 from subquad.suite.registry import nearest
 from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.report_spec import FigureSpec
 
 if TYPE_CHECKING:
     from subquad.suite.submissions.standing import Standing
@@ -39,7 +42,20 @@ class Format(StrEnum):
     md = "md"
     latex = "latex"
     png = "png"
+    pdf = "pdf"
     html = "html"
+
+
+class FigureKind(StrEnum):
+    lines = "lines"
+    seeds = "seeds"
+    costs = "costs"
+    cells = "cells"
+
+
+class Width(StrEnum):
+    column = "column"
+    page = "page"
 
 
 def report(
@@ -48,7 +64,7 @@ def report(
     plugins: Plugins = None,
     format: Annotated[
         Format | None,
-        typer.Option(help="terminal, md and latex print; png and html write a file. Default: by --out, or terminal."),
+        typer.Option(help="terminal, md and latex print; png, pdf, html write a file. Default: by --out, or terminal."),
     ] = None,
     scale: Annotated[
         str | None, typer.Option(help="Show this scale; default: paper if it has rows, else the first that has.")
@@ -77,9 +93,17 @@ def report(
             "--full", "--details", help="On a terminal and in latex: claims, notes and costs too, not one table alone."
         ),
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name.")] = None,
+    figure: Annotated[
+        FigureKind | None, typer.Option(help="Draw this kind of figure; default: the one that the grid asks for.")
+    ] = None,
+    width: Annotated[
+        Width, typer.Option(help="Width of a figure: a column of a paper (3.3 inches) or its page (7 inches).")
+    ] = Width.page,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name, or a PDF.")
+    ] = None,
     update_docs: Annotated[
-        bool, typer.Option("--update-docs", help="Write the numbers that documents quote again, from committed rows.")
+        bool, typer.Option("--update-docs", help="Write numbers and figures of documents again, from committed rows.")
     ] = False,
 ) -> None:
     """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the times of `kernels`.
@@ -93,7 +117,7 @@ def report(
 
     repository = repository_of(context, plugins)
     if update_docs:
-        if any((experiment, format, scale, results, by, every, against, row, full, out)):
+        if any((experiment, format, scale, results, by, every, against, row, full, figure, out)):
             raise ValueError("report --update-docs writes all documents, from committed rows; give nothing beside it")
         if repository.pull is not None:
             raise ValueError("report --update-docs: the documents are those of a checkout; call it in one")
@@ -103,7 +127,7 @@ def report(
         if not page.exists() or page.read_text() != text:
             page.write_text(text)
             changed.append(page)
-        for path in changed:
+        for path in [*changed, *_drawn_again(repository)]:
             print(f"updated {shown(path)}")
         return
     chosen = _format(format, out)
@@ -116,6 +140,8 @@ def report(
         raise ValueError("report --against: name the one experiment whose rows to compare, without --by")
     if row and against is None:
         raise ValueError("report --row: give --against, the row that these rows are compared with")
+    if figure and (every or by or against or experiment in (None, TABLES, KERNELS) or paper):
+        raise ValueError("report --figure: name the one experiment of which to draw another figure")
     rendered: Any
     if every and experiment is not None:
         raise ValueError(f"report {experiment} --all: name an experiment or a paper, or give --all, not both")
@@ -143,21 +169,67 @@ def report(
             raise ValueError(f"--scale {scale}: no stored rows of kernels have it; there are: {', '.join(scales)}")
         rendered = repository.rendering().history(storage.read(_at_scale(paths, scale), skip=skipped))
     else:
-        experiment, rendered = _table(repository, experiment, results, by or (), scale)
+        experiment, rendered = _table(repository, experiment, results, by or (), scale, figure)
         if against is not None:
             rendered = repository.rendering().against(rendered, against, row or ())
         elif chosen is Format.terminal and not full and not by:
             rendered = repository.rendering().brief(rendered)
-    if out is None and chosen in (Format.png, Format.html):
-        out = (results or LOCAL) / experiment / f"{'figure' if chosen is Format.png else 'report'}.{chosen}"
+    if out is None and chosen in (Format.png, Format.pdf, Format.html):
+        out = (results or LOCAL) / experiment / f"{'report' if chosen is Format.html else 'figure'}.{chosen}"
     from subquad.suite.store.target import writable
 
     with contextlib.nullcontext() if out is None else writable("--out", out):
-        made = repository.rendering().render(rendered, chosen.value, out, details=full)
+        source = _command("--all" if every else experiment, getattr(rendered, "scale", scale), figure, width)
+        choice: dict[str, Any] = {"details": full, "width": width.value, "source": source}
+        made = repository.rendering().render(rendered, chosen.value, out, **choice)
     print(f"wrote {shown(made)}" if isinstance(made, Path) else made)
 
 
-SUFFIXES = {".png": Format.png, ".svg": Format.png, ".html": Format.html, ".md": Format.md, ".tex": Format.latex}
+def _command(name: str, scale: str | None, figure: FigureKind | None, width: Width) -> str:
+    """The command that draws a figure from committed rows, which stands in the metadata of its SVG."""
+    options = (("--scale", scale), ("--figure", figure), ("--width", width if width is Width.column else None))
+    return " ".join(["report", name, *(f"{option} {value}" for option, value in options if value)])
+
+
+def _drawn_again(repository: Repository) -> list[Path]:
+    """Draws every figure in docs/ again that names the command which draws it; gives those that changed."""
+    changed = []
+    for path in sorted((repository.reports.resolve().parent / "docs").glob("*.svg")):
+        before = path.read_bytes()
+        found = re.search(rb"<dc:source>report ([^<]+)</dc:source>", before)
+        if found is None:
+            continue
+        name, *rest = found[1].decode().split()
+        options = dict(zip(rest[::2], rest[1::2], strict=True))
+        width = Width(options.get("--width", Width.page))
+        rendered = _drawable(repository, name, options)
+        source = f"report {found[1].decode()}"
+        repository.rendering().render(rendered, "png", path, width=width.value, source=source)
+        changed += [path] * (path.read_bytes() != before)
+    return changed
+
+
+def _drawable(repository: Repository, name: str, options: Mapping[str, str]) -> Any:
+    """What a figure in docs/ shows: the scoreboard, the operators' speed or one experiment, from committed rows."""
+    if name == "--all":
+        return _board(repository, "overview", repository.reference)
+    if name == KERNELS:
+        from subquad.suite.store import storage
+
+        return repository.rendering().history(storage.read(repository.files(KERNELS, repository.reference)))
+    kind = options.get("--figure")
+    figure = FigureKind(kind) if kind else None
+    return _table(repository, name, repository.reference, (), options.get("--scale"), figure)[1]
+
+
+SUFFIXES = {
+    ".png": Format.png,
+    ".svg": Format.png,
+    ".pdf": Format.pdf,
+    ".html": Format.html,
+    ".md": Format.md,
+    ".tex": Format.latex,
+}
 """Endings of `--out`, and the format that each asks for."""
 
 
@@ -179,9 +251,17 @@ def _at_scale(paths: Sequence[Path], scale: str | None) -> list[Path]:
 
 
 def _table(
-    repository: Repository, name: str, results: Path | None, by: Sequence[str], scale: str | None
+    repository: Repository,
+    name: str,
+    results: Path | None,
+    by: Sequence[str],
+    scale: str | None,
+    figure: FigureKind | None = None,
 ) -> tuple[str, Any]:
-    """Returns the name of an experiment, which may be given by its folder, and its table."""
+    """Returns the name of an experiment, which may be given by its folder, and its table.
+
+    figure: the kind of figure in place of that of the grid.
+    """
     planned = _planned(repository, name)
     experiment, config, path = repository.experiment(name)
     if scale is not None and scale not in config.scales:
@@ -193,16 +273,21 @@ def _table(
     if by:
         rows = rendering.rows_of(files, skipped)
         return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)
+    if figure is not None:
+        spec = config.figure.model_dump() if config.figure else {}
+        changed = parse(FigureSpec, {**spec, "kind": figure.value}, f"{experiment} --figure {figure}")
+        config = config.model_copy(update={"figure": changed})
+    beside = _beside(repository, results)
     is_reference = results is None or results.resolve() == repository.reference.resolve()
     found = _standings(repository, experiment, config, scale, files) if is_reference else []
     rows = rendering.rows_of([*files, *(one.part for one in found)], skipped)
     if not found:
-        return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned)
+        return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned, beside=beside)
 
     from subquad.suite.submissions.standing import with_notes, with_standings
 
     board, chosen = with_standings(config, found), found[0].entry.scale
-    built = rendering.build(board, path.parent, rows, scale=chosen, planned=planned)
+    built = rendering.build(board, path.parent, rows, scale=chosen, planned=planned, beside=beside)
     return experiment, with_notes(built, found)
 
 
@@ -234,6 +319,17 @@ def _arena(repository: Repository, results: Path | None) -> Any:
         for name in repository.operators
     }
     return repository.rendering().arena(storage.read(repository.files(KERNELS, results), skip=skipped), known)
+
+
+def _beside(repository: Repository, results: Path | None) -> Callable[[str], Any]:
+    """Gives the reports of other experiments, whose columns the figure shows as costs."""
+
+    def report(name: str) -> Any:
+        experiment, config, path = repository.experiment(name)
+        rows = repository.rendering().rows_of(repository.files(experiment, results), skipped)
+        return repository.rendering().build(config, path.parent, rows)
+
+    return report
 
 
 def _tables(repository: Repository, format: Format, out: Path | None) -> Any:

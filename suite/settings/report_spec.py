@@ -115,18 +115,44 @@ class TableSpec(Config):
         return self.columns[column].get(key, getattr(self, key))
 
 
-class FigureSpec(Config):
-    """The figure the paper shows, drawn from the same rows as the table."""
+class CostSpec(Config):
+    """A cost of the rows of a table, which a figure shows beside them."""
 
-    kind: Literal["lines", "bars", "cells", "kernels", "successes"]
-    """`cells`: the table itself, its cells coloured and the best rows first; where `x` names a cost, there is
-    a dot beside each row at the median of its runs.
+    label: str
+    """In words, with the unit in which it is shown: `state (KiB)`."""
+    metric: str = ""
+    """A metric of the table's own runs, such as `state_size`: their median. States are shown in KiB of fp32."""
+    experiment: str = ""
+    """Another experiment, whose rows have the same labels."""
+    column: str = ""
+    """The column of that experiment's table."""
+    note: str = ""
+    """What that column measures, in words, where its label does not say it."""
+
+    @model_validator(mode="after")
+    def _has_one_source(self) -> CostSpec:
+        if bool(self.metric) == bool(self.experiment) or bool(self.experiment) != bool(self.column):
+            raise ValueError(f"costs: give {self.label!r} a metric, or an experiment and its column")
+        return self
+
+
+FigureKind = Literal["lines", "seeds", "costs", "cells", "kernels", "successes"]
+
+
+class FigureSpec(Config):
+    """The figure of an experiment, drawn from the same rows as the table."""
+
+    kind: FigureKind
+    """`lines`: a line for each row of the table over `x`; where the paper has numbers, a panel for each row.
+    `seeds`: every seed of every cell, a line for each row of the table, with `costs` as columns beside it.
+    `costs`: each cell against each of the `costs`, with the frontier.
+    `cells`: the table itself, its cells coloured and the best rows first.
     `kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options.
     `successes`: share of the seeds that reach `select.success` at every value of `select.best_of`, a line for every
     cell of the table; the only options are labels."""
     x: str = ""
     """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`, or a cost
-    of the runs (`metric.state_size`), of which a cell has one point, at the median."""
+    of the runs (`metric.state_size`), of which a cell has one point, at the median. Only `lines` need it."""
     x_label: str = ""
     x_log2: bool = False
     y: str = "accuracy"
@@ -136,14 +162,18 @@ class FigureSpec(Config):
     percent: bool = True
     panels: str | None = None
     """A dotted key; the figure has one panel for each of its values."""
+    costs: tuple[CostSpec, ...] = ()
 
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> FigureSpec:
-        if self.kind == "cells":
-            if self.x and not self.x.startswith("metric."):
-                raise ValueError(f"x: a figure of kind cells takes a cost, such as metric.state_size, got {self.x!r}")
-        elif (self.kind in ("kernels", "successes")) == bool(self.x):
-            raise ValueError(f"x: a figure of kind {self.kind} {'has none' if self.x else 'needs one'}, got {self.x!r}")
+        if self.kind == "lines" and not self.x:
+            raise ValueError("x: a figure of kind lines needs one, such as slice.length")
+        if self.kind in ("kernels", "successes") and self.x:
+            raise ValueError(f"x: a figure of kind {self.kind} has none, got {self.x!r}")
+        if self.kind == "costs" and not self.costs:
+            raise ValueError(
+                "costs: a figure of kind costs needs one, such as {metric: state_size, label: state (KiB)}"
+            )
         return self
 
 

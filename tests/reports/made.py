@@ -31,7 +31,7 @@ scales:
 table:
   rows: {S4D: {model.name: s4d}, H3: {model.name: h3}}
   columns: {IH: {task.name: induction-heads}, AR: {task.name: associative-recall}}
-figure: {kind: bars, x: column}
+figure: {kind: seeds}
 """
 
 

@@ -1,7 +1,8 @@
-"""The figures of a report."""
+"""The figures of a report show what its cells have: every seed, the paper's numbers, the best rows first."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 
 import pytest
@@ -10,18 +11,27 @@ from matplotlib.colors import to_hex
 
 from subquad.reports.render import render
 from subquad.reports.render.draw import draw
-from tests.reports.made import (
-    EXPECTED,
-    GRID,
-    LENGTHS,
-    SELECT,
-    grid,
-    make_run,
-    three,
-)
+from subquad.reports.render.finding import finding, words_of
+from subquad.reports.render.frontier import Dot, frontier, kind_of
+from tests.reports.drawn import words
+from tests.reports.made import EXPECTED, GRID, LENGTHS, SELECT, grid, make_run, three
+
+NOTHING = {
+    "expected": "row,column,value,unit,better,seeds,hardware,note,source\n",
+    "claims": "claim,left,comparison,right,source\n",
+}
 
 
-@pytest.mark.parametrize("kind", ["lines", "bars"])
+def rows_of(axes):
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def dots_of(axes):
+    """Value and whether it is filled, of every dot, row by row."""
+    found = [line for line in axes.lines if line.get_marker() in ("o", "D")]
+    return [(round(float(line.get_xdata()[0]), 1), line.get_markerfacecolor() != "white") for line in found]
+
+
 @pytest.mark.parametrize(
     ("key", "values", "ticks"),
     [
@@ -30,14 +40,14 @@ from tests.reports.made import (
         ("optimizer", ("sgd", "adam"), ["adam", "sgd"]),
     ],
 )
-def test_a_figure_over_lists_or_words_has_them_side_by_side(make, kind, key, values, ticks):
+def test_a_figure_over_lists_or_words_has_them_side_by_side(make, key, values, ticks):
     runs = [make_run(test=0.9, train={key: value}, columns={"run_id": f"run-{value}"}) for value in values]
     sweep = {**grid().sweep, f"train.{key}": list(values)}
     table = {"rows": {"H3": {"model.name": "h3"}}, "columns": {str(v): {f"train.{key}": v} for v in values}}
-    config = grid(sweep=sweep, table=table, figure={"kind": kind, "x": f"train.{key}"})
+    config = grid(sweep=sweep, table=table, figure={"kind": "lines", "x": f"train.{key}"})
     expected = EXPECTED.splitlines()[0] + f"\nH3,{values[0]!r},80.0,%,higher,,,,paper\n"
     expected = expected.replace("'", "").replace(f"H3,{values[0]}", f'H3,"{values[0]}"')
-    report = make(*runs, config=config, expected=expected, claims="claim,left,comparison,right,source\n")
+    report = make(*runs, config=config, expected=expected, claims=NOTHING["claims"])
     ((_, (series,)),) = report.figure.panels
     assert [str(point.x) for point in series.points] == ticks
     assert len(series.published) == 1
@@ -48,53 +58,33 @@ def test_a_figure_over_steps_follows_validation(make):
     config = grid(figure={"kind": "lines", "x": "step", "split": "valid"})
     diverged = make_run(seed=3, status="diverged", valid={50: 0.0})
     report = make(*three(valid={50: 0.5, 100: 0.75}), diverged, config=config)
-    assert report.figure is not None
     panel = dict(report.figure.panels)[""]
     points = next(series.points for series in panel if series.label == "H3")
     assert [(point.x, point.y) for point in points] == [(50, 50.0), (100, 75.0)]
 
 
-@pytest.mark.parametrize("kind", ["lines", "bars"])
-def test_a_row_has_one_colour_in_all_panels(make, kind):
+def test_a_row_has_one_colour_in_all_panels(make):
     """A panel that lacks a row does not shift the colours of the others: the legend is one."""
-    config = grid(figure={"kind": kind, "x": "step", "split": "valid", "panels": "task.name"})
+    config = grid(figure={"kind": "lines", "x": "step", "split": "valid", "panels": "task.name"})
     runs = [("s4d", "associative-recall"), ("h3", "associative-recall"), ("h3", "induction-heads")]
     report = make(*(make_run(model, task, valid={50: 0.5, 100: 0.75}) for model, task in runs), config=config)
     canvas = draw(report)
-    assert canvas is not None
-    found = []
-    for ax in canvas.axes:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.append((label, to_hex(handle.patches[0].get_facecolor() if kind == "bars" else handle.get_color())))
-    colours = dict(found)
-    assert [label for label, _ in found] == ["S4D", "H3", "H3"]
-    assert colours["S4D"] != colours["H3"]
-    assert all(colour == colours[label] for label, colour in found)
+    colors = [[to_hex(line.get_color()) for line in ax.lines] for ax in canvas.axes]
+    assert [len(set(found)) for found in colors] == [2, 1]
+    assert colors[1][0] == colors[0][1]
 
 
-def test_bars_by_column_carry_spread_and_the_papers_number(make):
-    report = make(*three())
-    assert report.figure is not None
-    series = next(s for s in dict(report.figure.panels)[""] if s.label == "H3")
-    assert [(p.x, len(p.seeds)) for p in series.points] == [("AR", 3)]
-    assert series.points[0].seeds == pytest.approx((99.6, 99.8, 100.0))
-    assert dict(series.published) == {"IH": 100.0, "AR": 99.8}
-
-
-@pytest.mark.parametrize("kind", ["lines", "bars"])
-def test_a_figure_shows_every_seed_and_nothing_beyond_what_was_measured(make, kind):
-    """One seed of three fails: a standard deviation around the mean would end above 100 %."""
-    config = grid(figure={"kind": kind, "x": "step", "split": "valid"})
+def test_lines_show_the_median_and_every_seed(make):
+    """One seed of three fails: the mean is where no seed is, and a standard deviation would end above 100 %."""
+    config = grid(figure={"kind": "lines", "x": "step", "split": "valid"})
     runs = [make_run(seed=seed, valid={50: test, 100: test}) for seed, test in enumerate((1.0, 1.0, 0.1))]
     canvas = draw(make(*runs, config=config))
     (axes,) = canvas.axes
     dots = {(float(x), float(y)) for found in axes.collections for x, y in found.get_offsets()}
     assert {y for _, y in dots} == {10.0, 100.0}
     assert len({x for x, _ in dots}) == 2
-    heights = [float(value) for line in axes.lines for value in line.get_ydata()]
-    heights += [patch.get_height() for patch in axes.patches]
-    assert heights == pytest.approx([70.0, 70.0])
-    assert "one seed" in [text.get_text() for text in canvas.legends[0].get_texts()]
+    assert [float(value) for line in axes.lines for value in line.get_ydata()] == [100.0, 100.0]
+    assert "one seed" in words(canvas)
 
 
 def test_a_figure_over_a_speed_has_one_point_a_row_from_the_device_of_most_runs(make):
@@ -103,13 +93,10 @@ def test_a_figure_over_a_speed_has_one_point_a_row_from_the_device_of_most_runs(
     runs = [make_run(seed=seed, test=0.5 + seed / 10, speed=[speed]) for seed, speed in enumerate((1e6, 3e6, 7e6))]
     runs += [make_run("s4d", speed=[9e6], columns=newer)]
     report = make(*runs, config=config)
-    assert report.figure is not None
     ((title, (series,)),) = report.figure.panels
     assert (title, series.label) == ("associative-recall", "H3")
     assert [(point.x, point.seeds) for point in series.points] == [(3e6, (50.0, 60.0, 70.0))]
     assert report.figure.x_label.splitlines()[1].endswith("; 1 run on others not shown")
-    (axes,) = draw(report).axes
-    assert axes.get_xlabel() == report.figure.x_label
 
 
 def test_of_two_devices_with_equally_many_runs_a_figure_over_a_speed_shows_the_newer(make):
@@ -124,9 +111,124 @@ def test_ticks_are_numbers_and_no_powers(make):
     columns = {f"len {n}": {"task.name": "associative-recall", "slice": f"length={n}"} for n in lengths}
     config = grid(table={**LENGTHS, "columns": columns}, figure={"kind": "lines", "x": "slice.length", "x_log2": True})
     run = make_run(slices={f"length={n}": 0.9 for n in lengths})
-    (axes,) = draw(make(run, config=config, claims="claim,left,comparison,right,source\n")).axes
+    (axes,) = draw(make(run, config=config, claims=NOTHING["claims"])).axes
     ticks = [label.get_text() for label in axes.get_xticklabels()]
-    assert ticks == ["64", "256", "1024", "4096", "16K", "64K", "256K", "1M"]
+    assert ticks == ["64", "128", "256", "512", "1024", "2048", "4096", "8K", *(f"{2**k}K" for k in range(4, 10)), "1M"]
+
+
+def test_more_than_eight_rows_and_rows_beside_a_paper_have_a_panel_each(make):
+    table = {
+        "rows": {f"row {i}": {"model.name": f"m{i}"} for i in range(9)},
+        "columns": {f"len {n}": {"slice": f"length={n}"} for n in (64, 128)},
+    }
+    sweep = {"model.name": [f"m{i}" for i in range(9)]}
+    config = grid(table=table, sweep=sweep, figure={"kind": "lines", "x": "slice.length"})
+    runs = [make_run(f"m{i}", "induction-heads", slices={"length=64": 0.9, "length=128": 0.5}) for i in range(9)]
+    canvas = draw(make(*runs, config=config, **NOTHING))
+    titles = [ax.get_title() for ax in canvas.axes if ax.get_visible()]
+    assert titles == [f"row {i}" for i in range(9)]
+    few = {**table, "rows": dict(list(table["rows"].items())[:2])}
+    config = grid(table=few, sweep={"model.name": ["m0", "m1"]}, figure={"kind": "lines", "x": "slice.length"})
+    assert len([ax for ax in draw(make(config=config, **NOTHING)).axes if ax.get_visible()]) == 1
+    published = "\nrow 0,len 64,90.0,%,higher,,,,paper\nrow 0,len 128,90.0,%,higher,,,,paper\n"
+    report = make(config=config, expected=EXPECTED.splitlines()[0] + published, claims=NOTHING["claims"])
+    canvas = draw(report)
+    assert [ax.get_title() for ax in canvas.axes if ax.get_visible()] == ["row 0 1/2", "row 1"]
+    assert "1 of 2 numbers agree with the paper" in words(canvas)
+    (dashed,) = [line for line in canvas.axes[0].lines if line.get_linestyle() == "--"]
+    assert list(dashed.get_ydata()) == [90.0, 90.0]
+
+
+def test_seeds_beside_the_papers_number_are_filled_where_they_are_as_good(make):
+    report = make(*three(values=(0.999, 0.99, 0.95)), *three("s4d", values=(0.2, 0.3, 0.1)))
+    canvas = draw(report)
+    columns = {ax.get_title(loc="left"): ax for ax in canvas.axes}
+    assert rows_of(canvas.axes[0]) == ["S4D", "H3"], "a table with a paper's numbers keeps the paper's order"
+    axes = columns["AR"]
+    assert dots_of(axes) == [(20.0, False), (30.0, False), (10.0, False), (99.9, True), (99.0, True), (95.0, False)]
+    papers = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "|"]
+    assert papers == [86.0, 99.8]
+
+
+def test_seeds_are_sorted_by_those_that_succeed_and_then_by_the_median(make):
+    """By the mean, GLA with 3, 100 and 100 % was before a row with 75 % in each seed, and it stays there."""
+    tests = {"low": (0.75, 0.75, 0.75), "unstable": (0.03, 1.0, 1.0), "high": (0.95, 0.95, 0.5), "all": (1.0, 1.0, 1.0)}
+    runs = [
+        make_run(name, "induction-heads", seed, value, valid={100: value})
+        for name, values in tests.items()
+        for seed, value in enumerate(values)
+    ]
+    table = {
+        "rows": {name: {"model.name": name} for name in tests},
+        "columns": {"IH": {"task.name": "induction-heads", "chance": 5.0}},
+    }
+    sweep = {"model.name": list(tests), "train.lr": [5e-4, 1e-2]}
+    costs = [{"metric": "num_parameters", "label": "parameters (K)"}]
+    choice = {"table": table, "sweep": sweep, "select": {**SELECT, "success": 99.0}}
+    report = make(*runs, config=grid(**choice, figure={"kind": "seeds", "costs": costs}), **NOTHING)
+    panel, numbers = draw(report).axes
+    assert rows_of(panel) == ["all", "unstable", "high", "low"]
+    assert panel.get_title(loc="left") == "IH\n1 of 4 with every seed"
+    assert dots_of(panel)[3:6] == [(3.0, False), (100.0, True), (100.0, True)]
+    assert [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == ":"] == [5.0]
+    assert [text.get_text() for text in numbers.texts] == ["74.0"] * 4
+    assert numbers.get_title(loc="right") == "parameters\n(K)"
+
+
+@pytest.mark.parametrize(
+    ("tests", "success", "found"),
+    [
+        ({"a": (1.0, 1.0), "b": (0.5, 1.0)}, 99.0, "one of 2 models solves the task with every seed"),
+        ({"a": (1.0, 1.0), "b": (1.0, 1.0)}, 99.0, "every model solves the task with every seed"),
+        ({"a": (0.8, 1.0), "b": (0.5, 1.0)}, 99.0, "no model solves the task with every seed"),
+        # at 90 % one succeeds, at 95 % none does
+        ({"a": (0.93, 1.0), "b": (0.5, 1.0)}, 99.0, ""),
+        ({"a": (0.93, 1.0), "b": (0.5, 0.5), "c": (0.5, 0.5), "d": (0.1, 0.1)}, 99.0, "at most one of 4 models solves"),
+        # the threshold of the grid counts, too
+        ({"a": (0.8, 1.0), "b": (0.5, 1.0)}, 75.0, ""),
+        ({"a": (1.0,), "b": (0.5,)}, 99.0, ""),
+    ],
+)
+def test_a_finding_is_printed_only_if_it_holds_at_every_threshold(make, tests, success, found):
+    runs = [
+        make_run(name, "induction-heads", seed, value, valid={100: value})
+        for name, values in tests.items()
+        for seed, value in enumerate(values)
+    ]
+    table = {
+        "rows": {name: {"model.name": name} for name in tests},
+        "columns": {"IH": {"task.name": "induction-heads"}},
+    }
+    sweep = {"model.name": list(tests), "train.lr": [5e-4, 1e-2]}
+    report = make(*runs, config=grid(table=table, sweep=sweep, select={**SELECT, "success": success}), **NOTHING)
+    assert finding(report).startswith(found)
+    assert bool(finding(report)) == bool(found)
+    assert found[1:] in words_of(report).title
+
+
+def test_the_frontier_has_what_no_cheaper_row_equals():
+    def dot(name, cost, median):
+        return Dot(name, cost, median, median, median)
+
+    dots = [dot("small", 1, 20), dot("same", 1, 10), dot("worse", 2, 15), dot("best", 3, 99.5), dot("hair", 4, 99.9)]
+    assert [found.row for found in frontier(dots, lower=False, tolerance=1.0)] == ["small", "best"]
+    assert [found.row for found in frontier(dots, lower=True, tolerance=1.0)] == ["same"]
+
+
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ("Gated DeltaNet [-1, 1]", "delta rule"),
+        ("RWKV-7", "delta rule"),
+        ("RWKV-6", "linear attention"),
+        ("Linear attention", "linear attention"),
+        ("Attention", "softmax attention"),
+        ("Mamba-2", "state space model"),
+        ("Hyena", "another kind"),
+    ],
+)
+def test_a_row_belongs_to_the_kind_of_its_mixer(row, kind):
+    assert kind_of(row)[0] == kind
 
 
 def test_successes_are_drawn_as_a_field_for_every_value(make):
@@ -146,75 +248,76 @@ def test_successes_are_drawn_as_a_field_for_every_value(make):
     assert draw(make(*runs, config=grid(**axis, figure=figure))) is None
 
 
-def test_the_cells_of_a_table_are_drawn_with_the_best_row_first(make):
-    config = grid(figure={"kind": "cells"})
-    assert draw(make(config=config)) is None
-    report = make(*three(values=(0.9, 0.95)), *three("s4d", values=(0.2, 0.3)), config=config)
-    axes = draw(report).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["H3", "S4D"]
+def test_the_cells_of_a_table_have_medians_as_numbers_and_the_best_row_first(make):
+    cells = {"figure": {"kind": "cells"}}
+    assert draw(make(config=grid(**cells), **NOTHING)) is None
+    runs = [*three(values=(0.9, 0.95, 0.1)), *three("s4d", values=(0.2, 0.3))]
+    axes = draw(make(*runs, config=grid(**cells), **NOTHING)).axes[0]
+    assert rows_of(axes) == ["H3", "S4D"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["AR"]
-    assert [(text.get_position(), text.get_text()) for text in axes.texts] == [((0, 0), "92.5"), ((0, 1), "25.0")]
-    assert axes.get_xlabel() == "%, mean over 2 seeds"
+    assert [(text.get_position(), text.get_text()) for text in axes.texts] == [((0, 0), "90.0"), ((0, 1), "25.0")]
     # a value in a column that the other row lacks moves no row
-    more = make(*three("s4d", "induction-heads", values=(1.0,)), config=config)
-    assert [label.get_text() for label in draw(more).axes[0].get_yticklabels()] == ["H3", "S4D"]
-    assert [label.get_text() for label in draw(more).axes[0].get_xticklabels()] == ["IH", "AR"]
-    costs = grid(figure={"kind": "cells", "x": "metric.num_parameters", "x_label": "parameters"})
-    cells, dots = draw(make(config=costs)).axes
-    ((x, y),) = [line.get_data() for line in dots.get_lines()]
-    assert list(x) == [next(c.values["num_parameters"][0] for c in report.costs if c.label == r) for r in ("H3", "S4D")]
-    assert list(y) == [0, 1]
-    assert dots.get_xlabel() == "parameters"
-    assert [text.get_text() for text in cells.texts] == ["92.5", "100.0", "25.0"]
+    more = make(*three("s4d", "induction-heads", values=(1.0,)), config=grid(**cells), **NOTHING)
+    assert rows_of(draw(more).axes[0]) == ["H3", "S4D"]
     # the smallest time is the best, and each column has colours of its own
-    table = {**yaml.safe_load(GRID)["table"], "percent": False}
-    times = grid(table=table, figure={"kind": "cells", "y": "time", "percent": False, "split": ""})
-    report = make(*three(values=(0.9, 0.95)), *three("s4d", values=(0.2, 0.3)), config=times)
+    table = {**yaml.safe_load(GRID)["table"], "percent": False, "metric": "time", "split": ""}
+    times = [{**row, "metric": "time", "unit": "ms", "split": ""} for run in runs for row in run]
+    times = [row for row in times if row["value"] is not None and row["value"] < 1000]
+    report = make(times, config=grid(table=table, **cells), **NOTHING)
     axes = draw(report).axes[0]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["S4D", "H3"]
-    assert axes.images[0].get_array()[:, 1].tolist() == [1.0, 0.0]
-    with pytest.raises(ValueError, match="a figure of kind cells takes a cost"):
-        grid(figure={"kind": "cells", "x": "model.d_model"})
+    assert rows_of(axes) == ["S4D", "H3"]
+    assert axes.collections[0].get_array().ravel().tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("kind", ["lines", "bars"])
-def test_the_papers_numbers_of_a_row_that_did_not_run_are_named_in_the_legend(make, kind):
-    canvas = draw(make(*three(), config=grid(figure={"kind": kind, "x": "column"})))
-    assert canvas is not None
-    (axes,) = canvas.axes
-    handles, labels = axes.get_legend_handles_labels()
-    assert set(labels) == ({"S4D", "H3"} if kind == "lines" else {"S4D", "H3", "paper"})
-    found = dict(zip(labels, handles, strict=True))
-    assert to_hex(found["S4D"].get_color()) not in (to_hex("black"), to_hex("C0"))
+def test_the_colour_of_a_cell_counts_the_seeds_that_succeed_or_leaves_chance_out(make):
+    runs = [
+        make_run(model, "induction-heads", seed, test, valid={100: test}, slices={"length=2": 0.75})
+        for model, tests in (("h3", (1.0, 1.0, 0.1)), ("s4d", (0.9, 0.9, 0.9)))
+        for seed, test in enumerate(tests)
+    ]
+    choice = {"figure": {"kind": "cells"}, "select": {**SELECT, "success": 99.0}}
+    choice["sweep"] = {"model.name": ["s4d", "h3"], "train.lr": [5e-4, 1e-2]}
+    rows = {"S4D": {"model.name": "s4d"}, "H3": {"model.name": "h3"}}
+    canvas = draw(make(*runs, config=grid(**choice, table={"rows": rows, "columns": {"IH": {}}}), **NOTHING))
+    assert rows_of(canvas.axes[0]) == ["H3", "S4D"]
+    assert canvas.axes[0].collections[0].get_array().ravel().tolist() == pytest.approx([2 / 3, 0.0])
+    assert "2 3 of 3" in words(canvas)
+    columns = {"IH": {"chance": 20.0}, "two": {"slice": "length=2", "chance": 50.0}}
+    canvas = draw(make(*runs, config=grid(**choice, table={"rows": rows, "columns": columns}), **NOTHING))
+    assert canvas.axes[0].collections[0].get_array().ravel().tolist() == pytest.approx([1.0, 0.5, 0.875, 0.5])
+    assert "IH, chance 20" in words(canvas)
 
 
-NOTHING = {
-    "expected": "row,column,value,unit,better,seeds,hardware,note,source\n",
-    "claims": "claim,left,comparison,right,source\n",
-}
-
-
-@pytest.mark.parametrize("kind", ["lines", "bars", "cells"])
+@pytest.mark.parametrize("kind", ["lines", "seeds", "cells"])
 def test_any_name_of_a_row_or_a_column_is_drawn_letter_by_letter(make, kind, tmp_path):
     names = ["_S4D", "$H_3$ \\alpha & <b>"]
     table = {
         "rows": {names[0]: {"model.name": "s4d"}, names[1]: {"model.name": "h3"}},
-        "columns": {"$A$R": {"task.name": "associative-recall"}},
+        "columns": {"$A$R": {"task.name": "associative-recall"}, "I$H": {"task.name": "induction-heads"}},
     }
-    labels = {"x": "column", "y_label": "$y_label$", "x_label": "$x"} if kind != "cells" else {}
+    labels = {"x": "column", "y_label": "$y_label$", "x_label": "$x"} if kind == "lines" else {}
     config = grid(table=table, figure={"kind": kind, **labels})
-    report = make(make_run(), make_run("s4d", test=0.5), config=config, **NOTHING)
-    canvas = draw(report)
+    runs = [make_run(), make_run("s4d", test=0.5), make_run(task="induction-heads")]
+    report = make(*runs, config=config, **NOTHING)
     svg = html.unescape(render(report, "png", tmp_path / "figure.png").with_suffix(".svg").read_text())
-    for name in (*names, "$A$R", *(["$y_label$", "$x"] if kind != "cells" else [])):
+    for name in (*names, "$A$R", *(["$y_label$", "$x"] if labels else [])):
         assert name in svg
-    if kind != "cells":
-        assert {text.get_text() for text in canvas.legends[0].get_texts()} >= {names[0], names[1].replace("$", r"\$")}
 
 
-@pytest.mark.parametrize("kind", ["lines", "bars"])
-def test_a_zero_that_a_logarithmic_axis_cannot_show_is_said(make, kind):
-    config = grid(figure={"kind": kind, "x": "column", "y_log10": True})
+def test_a_zero_that_a_logarithmic_axis_cannot_show_is_said(make):
+    config = grid(figure={"kind": "lines", "x": "column", "y_log10": True})
+    other = make_run(task="induction-heads")
     for values, notes in (((0.0, 0.998), ["1 at or below 0 not shown"]), ((0.5, 0.998), [])):
-        canvas = draw(make(*three(values=values), config=config, **NOTHING))
+        canvas = draw(make(*three(values=values), other, config=config, **NOTHING))
         assert [text.get_text() for text in canvas.axes[0].texts if "shown" in text.get_text()] == notes
+
+
+def test_a_cost_of_another_experiment_stands_beside_its_rows_with_the_device(make):
+    costs = [{"experiment": "demo/speed", "column": "AR", "label": "decode (ms)", "note": "four layers"}]
+    other = make(*three(values=(0.0123,)), config=grid(table={**yaml.safe_load(GRID)["table"], "percent": False}))
+    report = make(config=grid(figure={"kind": "seeds", "costs": costs}))
+    assert "decode" not in words(draw(report)), "nothing gave the other experiment"
+    beside = dataclasses.replace(report, beside=lambda name: dataclasses.replace(other, device="NVIDIA H100"))
+    canvas = draw(beside)
+    assert [text.get_text() for text in canvas.axes[-1].texts] == ["", "0.0123"]
+    assert "decode (ms): four layers on NVIDIA H100 (demo/speed)." in words(canvas)

@@ -134,7 +134,22 @@ def test_png_writes_a_picture_and_its_svg(make, tmp_path):
     with pytest.raises(ValueError, match="--out"):
         render(report, "png")
     with pytest.raises(ValueError, match="nothing to draw"):
-        render(make(config=grid(figure=None)), "png", tmp_path / "none.png")
+        render(make(config=grid(), scale="small"), "png", tmp_path / "none.png")
+
+
+def test_pdf_writes_a_pdf_alone_and_a_figure_is_as_wide_as_was_asked(make, tmp_path):
+    path = render(make(*three()), "pdf", tmp_path / "figure.pdf", width="column", source="report demo/table2")
+    assert [found.name for found in tmp_path.glob("figure.*")] == ["figure.pdf"]
+    content = path.read_bytes()
+    assert content.startswith(b"%PDF")
+    # 3.3 inches of 72 points
+    assert re.search(rb"/MediaBox \[ *0 0 237.6 ", content)
+    assert b"report demo/table2" in content
+    drawing = (
+        render(make(), "png", tmp_path / "figure.png", source="report demo/table2").with_suffix(".svg").read_text()
+    )
+    assert 'width="504pt"' in drawing
+    assert "<dc:source>report demo/table2</dc:source>" in drawing
 
 
 def test_html_is_one_page_that_fetches_nothing_and_names_its_runs(make):

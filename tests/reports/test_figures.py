@@ -1,0 +1,117 @@
+"""Laws of every figure: what is written can be read, is neither cut nor covered, and names every device."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from subquad.reports.render import report_of
+from subquad.reports.render.draw import draw, draw_board
+from subquad.reports.render.finding import devices_of
+from subquad.reports.render.sheet import TEXT, WIDTHS, measure, wrapped
+from subquad.suite.settings.config import load_experiment
+from tests.reports.committed import ROWS
+from tests.reports.drawn import faults, words
+from tests.reports.made import SELECT, grid, make_run
+
+HARD = ["S4D", "_H3 with a name that is much longer than a third of a column", "$x_1$ [-1, 1]", "x" * 60]
+"""Names of rows and columns that are hard to place."""
+COSTS = [{"metric": "num_parameters", "label": "parameters (K)"}]
+NONE = {
+    "expected": "row,column,value,unit,better,seeds,hardware,note,source\n",
+    "claims": "claim,left,comparison,right,source\n",
+}
+
+
+def hard(make, kind, *, columns=4, rows=12, published=False):
+    """A report with many rows and columns of hard names, whose seeds are far from each other."""
+    names = [f"{HARD[i % 4]} {i}" for i in range(rows)]
+    heads = [f"{HARD[(i + 1) % 4]} {i}" for i in range(columns)]
+    table = {
+        "rows": {name: {"model.name": f"m{i}"} for i, name in enumerate(names)},
+        "columns": {head: {"slice": f"length={2**i}", "chance": 10.0 * i} for i, head in enumerate(heads)},
+    }
+    figures = {
+        "lines": {"kind": "lines", "x": "slice.length", "x_log2": True, "x_label": "length", "y_label": "accuracy (%)"},
+        "words": {"kind": "lines", "x": "column", "y_label": "accuracy (%)"},
+        "successes": {"kind": "successes", "x_label": "learning rate"},
+    }
+    figure = figures.get(kind, {"kind": kind, "costs": COSTS if kind in ("seeds", "costs") else []})
+    runs = []
+    for i in range(rows):
+        for seed, test in enumerate((1.0, 0.03 * i, 0.5)):
+            slices = {f"length={2**column}": test for column in range(columns)}
+            runs.append(make_run(f"m{i}", "induction-heads", seed, test, valid={100: test}, slices=slices))
+    sweep = {"model.name": [f"m{i}" for i in range(rows)], "train.lr": [5e-4, 1e-2]}
+    texts = dict(NONE)
+    if published:
+        texts["expected"] += "".join(
+            f'"{n}","{h}",{9 * i},%,higher,,,,paper\n' for n in names for i, h in enumerate(heads)
+        )
+    success = {**SELECT, "success": 90.0}
+    return make(*runs, config=grid(table=table, figure=figure, sweep=sweep, select=success), **texts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "width"),
+    [
+        ("seeds", {}, "column"),
+        ("seeds", {"columns": 9, "rows": 3, "published": True}, "page"),
+        ("costs", {"columns": 2}, "column"),
+        ("cells", {"columns": 9}, "column"),
+        ("lines", {"published": True, "rows": 5}, "column"),
+        ("lines", {"rows": 9}, "page"),
+        ("lines", {"rows": 5}, "column"),
+        ("words", {"columns": 7, "rows": 5}, "column"),
+        ("successes", {"rows": 3, "columns": 1}, "column"),
+    ],
+)
+def test_nothing_is_cut_covered_or_too_small_to_read(make, kind, shape, width):
+    report = hard(make, kind, **shape)
+    canvas = draw(report, width)
+    assert faults(canvas) == []
+    assert canvas.get_figwidth() == WIDTHS[width]
+    assert all(device in words(canvas) for device in devices_of(report))
+
+
+def committed(name, scale):
+    def beside(other):
+        return ROWS.report(other, "paper")
+
+    path = ROWS.experiments[name]
+    return report_of(load_experiment(path), path.parent, name, ROWS.committed(name), scale=scale, beside=beside)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["leaderboard/parameters", *(pytest.param(name, marks=pytest.mark.slow) for name in ROWS.experiments)],
+)
+def test_the_figures_of_committed_rows_can_be_read(name):
+    for scale in sorted({run.scale for run in ROWS.committed(name)}, key=lambda scale: scale != "paper"):
+        report = committed(name, scale)
+        for width in WIDTHS if not report.figure.empty else ():
+            canvas = draw(report, width)
+            assert faults(canvas) == [], (scale, width)
+            written = words(canvas)
+            assert all(re.sub(r", \d+ runs at a time$", "", run.device) in written for run in report.runs)
+            assert report.experiment not in written, "a title says what is shown, and not its id"
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+def test_a_scoreboard_can_be_read(width):
+    counts = {"agree": 30, "better": 1, "agree, few seeds": 9, "not run": 60, "claims: hold": 5, "other data": 4}
+    line = Counter(counts)
+    canvas = draw_board(
+        "All experiments", [(name, line) for name in ("h3", "mamba", "a-folder/with-a-long-name")], width
+    )
+    assert faults(canvas) == []
+
+
+def test_wrapping_keeps_every_word_and_the_width():
+    text = "Gated DeltaNet [-1, 1] and " + "y" * 90
+    lines = wrapped(text, 0.9, TEXT)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert max(measure(line, TEXT) for line in lines) <= 0.9
+    assert any("[-1, 1]" in line for line in lines), "a pair in brackets is not divided"

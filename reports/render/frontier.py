@@ -88,7 +88,7 @@ def draw_costs(report: Report, words: Words, costs: Sequence[CostColumn], width:
     measured = [cell for cell in report.cells if cell.values]
     columns = list(dict.fromkeys(cell.column for cell in measured))
     rows = list(dict.fromkeys(cell.row for cell in measured))
-    lower, tolerance = smaller_is_better(report.spec.metric), report.spec.tolerance
+    lower, tolerance = bool(smaller_is_better(report.spec.metric)), report.spec.tolerance
     kinds = [(kind, color, mark) for kind, _, color, mark in KINDS if any(kind_of(row)[0] == kind for row in rows)]
     legend: list[tuple[Any, str]] = [
         (Line2D([], [], ls="none", marker=mark, ms=4, color=color), kind) for kind, color, mark in kinds

@@ -236,10 +236,9 @@ def _legend(figure: Figure, looks: Mapping[str, tuple[str, str]], apart: bool, r
         color = OURS if apart else "black"
         found.append((Line2D([], [], ls="none", marker="o", ms=2.5, color=color, alpha=0.6), "one seed"))
     if any(each.published for each in series):
-        marker = None if apart else "o"
-        found.append(
-            (Line2D([], [], ls="--", lw=0.9, marker=marker, ms=4, mfc="none", color="black"), figure.reference)
-        )
+        mark = "None" if apart else "o"
+        line = Line2D([], [], ls="--", lw=0.9, marker=mark, ms=4, mfc="none", color="black")
+        found.append((line, figure.reference))
     return found
 
 

@@ -83,7 +83,7 @@ def lines_of(report: Report) -> dict[tuple[str, str], Line]:
 
 def lower_is_better(report: Report) -> bool:
     """Whether the smallest number is the best in the columns of a report."""
-    return smaller_is_better(report.spec.metric)
+    return bool(smaller_is_better(report.spec.metric))
 
 
 def succeeds(report: Report, cell: Cell, value: float) -> bool | None:
@@ -209,7 +209,8 @@ def _panel(ax: Any, report: Report, lines: Sequence[Line | None], column: str, r
         ax.set_xticks([0, 50, 100] if room > 0.6 else [0, 100])
     elif report.figure.spec.y_log10:
         ax.set_xscale("log")
-        ticks = log_ticks(*ax.get_xlim(), room)
+        low, high = ax.get_xlim()
+        ticks = log_ticks(low, high, room)
         ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         ax.xaxis.set_minor_locator(NullLocator())
     else:

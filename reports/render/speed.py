@@ -112,7 +112,8 @@ def draw_speed(points: Sequence[Point]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from subquad.reports.render.draw import MARKERS, STYLE
+    from subquad.reports.render.lines import MARKERS
+    from subquad.reports.render.sheet import STYLE
 
     measured = [point for point in points if point.share_of_floor is not None]
     if not measured:
@@ -202,7 +203,7 @@ def history(frame: pd.DataFrame) -> Document:
             f"torch: {', '.join(sorted(set(frame['torch']))) or 'none'}",
             f"triton: {', '.join(sorted(set(frame['triton']))) or 'none'}",
         ),
-        draw=lambda: draw_speed(points),
+        draw=lambda width="page": draw_speed(points),
     )
 
 

@@ -168,7 +168,7 @@ def _rows(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequen
     rows = list(dict.fromkeys(row for row, _ in cells))
     if report.unit == "%":
         lines = {place: line for place, line in lines_of(report).items() if place in cells}
-        return ranked(lines, smaller_is_better(report.spec.metric))
+        return ranked(lines, bool(smaller_is_better(report.spec.metric)))
     shared = [column for column in columns if all((row, column) in cells for row in rows)]
 
     def worst_first(row: str) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -12,7 +14,7 @@ from subquad.reports.render.draw import draw, draw_board
 from subquad.reports.render.finding import devices_of
 from subquad.reports.render.sheet import TEXT, WIDTHS, measure, wrapped
 from subquad.suite.settings.config import load_experiment
-from tests.reports.committed import ROWS
+from tests.reports.committed import HOME, ROWS
 from tests.reports.drawn import faults, words
 from tests.reports.made import SELECT, grid, make_run
 
@@ -115,3 +117,26 @@ def test_wrapping_keeps_every_word_and_the_width():
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert max(measure(line, TEXT) for line in lines) <= 0.9
     assert any("[-1, 1]" in line for line in lines), "a pair in brackets is not divided"
+
+
+def test_every_figure_of_the_documents_says_which_command_draws_it():
+    """`report --update-docs` draws them again, so that none is drawn by hand or forgotten."""
+    docs = HOME / "docs"
+    assert {path.stem for path in docs.glob("*.png")} == {path.stem for path in docs.glob("*.svg")}
+    for path in docs.glob("*.svg"):
+        assert re.search(r"<dc:source>report (--all|kernels|[\w/-]+ --scale \w+)", path.read_text()), path.name
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_documents_are_those_of_the_committed_rows(tmp_path):
+    """Compares what is written on them, because lines differ in their last digits between versions of matplotlib."""
+    for path in sorted((HOME / "docs").glob("*.svg")):
+        (command,) = re.findall(r"<dc:source>(report [^<]+)", path.read_text())
+        if command == "report --all":
+            # its counts are those of the documents' tables (test_committed_counts.py)
+            continue
+        drawn = tmp_path / path.name
+        call = [sys.executable, "run_suite.py", *command.split(), "--results", "results/reference", "--out", str(drawn)]
+        subprocess.run(call, cwd=HOME, check=True, capture_output=True)
+        texts = [re.findall(r"<text [^>]*>([^<]+)<", file.read_text()) for file in (path, drawn)]
+        assert texts[0] == texts[1], path.name

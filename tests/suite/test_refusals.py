@@ -120,6 +120,8 @@ REFUSED = [
         "--scale smal: no stored rows of kernels have it; there are: ",
     ),
     ("report quickstart --full --format md", "report --full: md has all tables", "leave it out"),
+    ("report h3 --figure cells", "report --figure: name the one experiment"),
+    ("report quickstart --figure costs", "quickstart --figure costs: a figure of kind costs needs one"),
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),
     ("report quickstart --update-docs", "--update-docs writes all documents", "nothing beside it"),
     # benchmarks
@@ -155,7 +157,7 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, li
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("report quickstart --format pdf", "Invalid value for '--format': 'pdf' is not one of 'terminal', "),
+        ("report quickstart --format jpg", "Invalid value for '--format': 'jpg' is not one of 'terminal', "),
         ("run quickstart --nproc two", "unable to parse string as an integer, got 'two'\n"),
         ("run quickstart --nproc 0 --dry-run", "'--nproc'"),
         ("profile quickstart --steps 0", "Invalid value for '--steps'"),

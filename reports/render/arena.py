@@ -203,7 +203,7 @@ def arena(frame: pd.DataFrame, known: Mapping[str, Sequence[str]] | None = None)
         grids=tuple(grids),
         notes=tuple(_notes(runs)),
         provenance=(),
-        draw=lambda: None,
+        draw=lambda width="page": None,
     )
 
 

@@ -68,6 +68,8 @@ class Workload:
     make_inputs: draws inputs of a shape and dtype from a generator, on its device, so that outputs are of order one.
     cost:        the minimum cost of one call, given the shape, the dtype and whether a backward pass follows.
     short:       reduces a shape to one that the reference can judge, and keeps the sizes that choose a kernel.
+    shape_of:    the shape of a call of the operator from all of its arguments by name, so that `kernels.operations` can
+                 count the operations of a model; None: it works on single elements, whose operations are not counted.
     keep:        inputs that stay float32 where the others are in half precision.
     backward:    whether gradients are measured; a step of decoding has none.
 
@@ -90,6 +92,7 @@ class Workload:
     implementations: tuple[Implementation, ...]
     shapes: Mapping[str, tuple[Shape, ...]]
     """Shapes by set: `paper` has those of the papers and peers, `quick` one or two of them, seconds on a GPU."""
+    shape_of: Callable[[Inputs], Shape] | None = None
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     keep: tuple[str, ...] = ()
     backward: bool = True
@@ -105,6 +108,11 @@ class Workload:
 def sizes(shape: Shape, letters: Sequence[str]) -> tuple[int, ...]:
     """The sizes behind some letters: `batch, length = sizes(shape, "BT")`."""
     return tuple(int(shape[letter]) for letter in letters)
+
+
+def named(letters: str, x: Tensor, **others: int | str) -> Shape:
+    """The shape whose letters are the sizes of a tensor, one after the other, and others: `named("BTD", x, N=16)`."""
+    return {**dict(zip(letters, x.shape, strict=True)), **others}
 
 
 def at_most(**limits: int) -> Callable[[Shape], Shape]:

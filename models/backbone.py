@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from subquad.kernels.embedding import embedding
 from subquad.kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
+from subquad.kernels.operations import OperatorCount, count_operations
 from subquad.models.parts.casts import at_least_float32, autocast_dtype, cast_once
 from subquad.models.parts.decoder import PositionDecoder
 from subquad.models.parts.layer import Layer, joined
@@ -421,6 +422,10 @@ class Backbone(Model):
         finally:
             for layer, scale in zip(layers, before, strict=True):
                 layer.step_scale = scale
+
+    def counting(self) -> contextlib.AbstractContextManager[OperatorCount]:
+        """A context in which operators are not carried out, but counted by the cost of their workloads."""
+        return count_operations()
 
     def convolutions(self) -> dict[str, Convolution]:
         """The parts of the mixers that convolve with a fixed filter, by a name such as `layer=0,filter=ssm`."""

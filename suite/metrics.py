@@ -74,6 +74,13 @@ METRICS: dict[str, Domain] = {
     **_all("steps/s", "train_steps", POSITIVE),
     **_all("bytes/s", "copy_bandwidth", POSITIVE),
     **_all("flop/s", "matmul_rate", POSITIVE),
+    # of all optimizer steps up to the row's step, or of the one step that a timing repeats; forward and backward pass
+    **_all("flop", "train_flops", 0.0, whole=True),
+    # of a forward pass, for each of its tokens; of one step of decoding behind the positions that the slice names
+    **_all("flop", "inference_flops decode_flops", 0.0),
+    **_all("tokens", "train_tokens", 0.0, whole=True),
+    # of all optimizer steps up to the row's step, without evaluation, checkpoints and compilation
+    **_all("s", "train_seconds", 0.0),
     **_all("", "ratio", POSITIVE),
     **_all("", "relative_error", 0.0),
     **_all("ratio", "step_scale", POSITIVE),

@@ -26,6 +26,19 @@ class Convolution(Protocol):
         ...
 
 
+class Counted(Protocol):
+    """A number of operations that grows while it is open."""
+
+    @property
+    def total(self) -> int: ...
+
+
+class NoOperators:
+    """The count of a model that calls no operators of its own."""
+
+    total = 0
+
+
 class Model(nn.Module):
     """Base class of models. One defines `forward` and `state_size`; all else has a default.
 
@@ -78,6 +91,14 @@ class Model(nn.Module):
     def convolutions(self) -> Mapping[str, Convolution]:
         """The convolutions of all layers, by the name of their slice: `layer=0,filter=ssm`."""
         return {}
+
+    def counting(self) -> contextlib.AbstractContextManager[Counted]:
+        """A context in which operators that torch's counter of operations does not see count themselves.
+
+        In it they get tensors without values. A model that calls operators of `kernels` gives
+        `kernels.operations.count_operations()`; by default there are none.
+        """
+        return contextlib.nullcontext(NoOperators())
 
     def init_state(self, batch_size: int, capacity: int | None = None) -> Any:
         """The state before the first position. ValueError for a model that reads the future.

@@ -18,6 +18,7 @@ from subquad.kernels.attention.reference import attention_reference
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import check_number
+from subquad.kernels.operations import counted
 from subquad.kernels.rotary import rotate
 
 __all__ = ["attention", "attention_reference", "attention_step"]
@@ -35,6 +36,7 @@ FEW = 4
 query. Measured in the shape of MQAR (B 128, P 64, T 512, K 128, float32, H200)."""
 
 
+@counted("attention")
 def attention(
     q: Tensor,
     k: Tensor,
@@ -190,6 +192,7 @@ def _check(
         raise ValueError(f"attention: dropout must be at least 0 and below 1, got {dropout}.")
 
 
+@counted("attention_step")
 def attention_step(
     q: Tensor,
     k: Tensor,

@@ -23,6 +23,7 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -45,10 +46,13 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     """Each of the T (T + 1) / 2 pairs that the mask leaves takes two products forward, five backward, and one
-    exponential in each direction."""
+    exponential in each direction. A window leaves fewer; P queries see as many keys as those of all positions do in
+    the mean."""
     batch, length, heads, dim = sizes(shape, "BTHK")
     size = batch * length * heads * dim * dtype.itemsize
-    pairs = batch * heads * length * (length + 1) // 2
+    unseen = max(0, length - int(shape.get("window", length)))
+    pairs = batch * heads * (length * (length + 1) - unseen * (unseen + 1)) // 2
+    pairs = pairs * int(shape.get("P", length)) // length
     return Cost(
         num_bytes=traffic(3 * size, size, backward),
         num_flops=(7 if backward else 2) * 2 * dim * pairs,
@@ -88,11 +92,21 @@ def single_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if dtype == torch.float32 else f"the Triton kernels take float32, not {dtype}"
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    """A window that is a tensor has values that no shape tells, so its pairs are counted as if all were seen."""
+    q, k, window = inputs["q"], inputs["k"], inputs["window"]
+    shape = dict(named("BTHK", k))
+    if isinstance(window, int):
+        shape["window"] = window
+    return shape if inputs["positions"] is None else {**shape, "P": q.shape[1]}
+
+
 WORKLOAD = Workload(
     op="attention",
     reference=attention_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=2, T=130, H=2),
     implementations=(
         Implementation(
@@ -170,11 +184,17 @@ def step_reference(keys: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]
     return attention_step_reference(keys=keys, count=torch.full(keys.shape[:1], keys.shape[1] - 1), **inputs)
 
 
+def step_shape_of(inputs: Inputs) -> Shape:
+    """As if the cache were full."""
+    return named("BTHK", inputs["keys"])
+
+
 STEP = Workload(
     op="attention_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
+    shape_of=step_shape_of,
     short=at_most(B=2, T=144, H=2),
     implementations=(
         Implementation(

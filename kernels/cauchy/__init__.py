@@ -22,10 +22,12 @@ from torch import Tensor
 
 from subquad.kernels.backend import NO_ELEMENT, chooses_triton, on_device_of, use_triton
 from subquad.kernels.cauchy.matrix import cauchy_matrix
+from subquad.kernels.operations import counted
 
 __all__ = ["cauchy", "elements_per_point"]
 
 
+@counted("cauchy")
 def cauchy(
     residues: Tensor,
     Lambda: Tensor,

@@ -53,11 +53,18 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    residues = inputs["residues"]
+    *products, width, states = residues.shape
+    return {"T": 2 * (len(inputs["s"]) - 1), "D": width, "M": math.prod(products), "N": states}
+
+
 WORKLOAD = Workload(
     op="cauchy",
     reference=cauchy_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(T=130, D=24),
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(cauchy, backend="triton")), cold_start=True),

@@ -19,6 +19,7 @@ from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.causal_conv1d.chunked import causal_conv1d_chunked
 from subquad.kernels.checks import check_choice, check_integers, check_shapes
+from subquad.kernels.operations import counted
 
 __all__ = ["causal_conv1d", "causal_conv1d_step"]
 
@@ -26,6 +27,7 @@ MAX_WIDTH = 4
 """Maximum number of taps of a filter."""
 
 
+@counted("causal_conv1d")
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -70,6 +72,7 @@ def causal_conv1d(
     return (y, state) if return_final_state else y
 
 
+@counted("causal_conv1d")
 def causal_conv1d_step(
     x: Tensor,
     weight: Tensor,

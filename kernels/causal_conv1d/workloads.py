@@ -24,6 +24,7 @@ from subquad.kernels.workload import (
     Workload,
     at_most,
     initial_state,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -99,11 +100,19 @@ PAPER: tuple[Shape, ...] = (
     {"B": 1, "T": 131072, "D": 1024, "W": 4},
 )
 
+
+def shape_of(inputs: Inputs) -> Shape:
+    """Of a sequence [B, T, D] or of one position [B, D]."""
+    x, taps = inputs["x"], inputs["weight"].shape[1]
+    return named("BTD" if x.dim() == 3 else "BD", x, **({} if x.dim() == 3 else {"T": 1}), W=taps)
+
+
 WORKLOAD = Workload(
     op="causal_conv1d",
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     # multiples of 16 as in the long shapes, so that the same kernel is judged, but not of its tiles
     short=at_most(B=2, T=144, D=80),
     implementations=(

@@ -28,6 +28,7 @@ from subquad.kernels.gated_linear_attention.packed import (
     sequence_ends,
     states_of_all,
 )
+from subquad.kernels.operations import counted
 
 __all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step", "obstacle"]
 
@@ -74,6 +75,7 @@ def obstacle(
     return f"takes at most K={most} {'in bfloat16' if half else 'unless q, k and v are bfloat16'}"
 
 
+@counted("delta_rule")
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -172,6 +174,7 @@ def delta_rule(
     return (o, final) if return_final_state else o
 
 
+@counted("delta_rule_step")
 def delta_rule_step(
     q: Tensor,
     k: Tensor,

@@ -31,6 +31,7 @@ from subquad.kernels.workload import (
     Workload,
     at_most,
     initial_state,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -65,12 +66,15 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 
     Forward: scores of keys and of queries 2 C K, the inverse of the triangle times values and keys C (K + V), A U C V,
     and products with the state 3 K V. Backward: two products for each of them, with what forward gives at hand.
+    A key of values that are added as well (`plain`) makes the forward pass that of `generalised_cost`.
     """
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     channels = {"none": 0, "head": 1}.get(str(shape["decay"]), key_dim)
     positions = batch * length * heads
     inputs = positions * (2 * key_dim + value_dim + 1 + channels) * dtype.itemsize
     products = CHUNK * (3 * key_dim + 2 * value_dim) + 3 * key_dim * value_dim
+    if shape.get("form") == "plain":
+        products = CHUNK * (5 * key_dim + 4 * value_dim) + 4 * key_dim * value_dim
     return Cost(
         num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize, backward),
         num_flops=2 * positions * products * (3 if backward else 1),
@@ -78,11 +82,19 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    decay = inputs["log_decay"]
+    kind = "none" if decay is None else "key" if decay.dim() == inputs["q"].dim() else "head"
+    form = {} if inputs.get("plain") is None else {"form": "plain"}
+    return named("BTHV", inputs["v"], K=inputs["q"].shape[-1], decay=kind, **form)
+
+
 WORKLOAD = Workload(
     op="delta_rule",
     reference=delta_rule_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=2, T=130, H=2),
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(delta_rule, backend="triton")), cold_start=True),
@@ -129,11 +141,16 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=once.num_bytes + 2 * elements * max(4, dtype.itemsize), num_flops=7 * elements)
 
 
+def step_shape_of(inputs: Inputs) -> Shape:
+    return named("BHKV", inputs["state"], decay="none")
+
+
 STEP = Workload(
     op="delta_rule_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
+    shape_of=step_shape_of,
     short=at_most(B=2, H=2),
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(delta_rule_step, backend="triton")), cold_start=True),

@@ -16,6 +16,7 @@ from torch import Tensor
 from subquad.kernels.backend import NO_ELEMENT, on_device_of, use_triton
 from subquad.kernels.checks import check_shapes
 from subquad.kernels.fft_conv.chunked import fft_conv_chunked
+from subquad.kernels.operations import counted
 
 __all__ = ["fft_conv"]
 
@@ -31,6 +32,7 @@ MAX_FLOAT32_STEPS, MIN_FLOAT32_ELEMENTS, MIN_FLOAT32_BATCH = 1024, 2**19, 16
 sequences at least. With fewer sequences the sums for the gradient of the taps take many times the memory of u."""
 
 
+@counted("fft_conv")
 def fft_conv(
     u: Tensor,
     filter: Tensor,

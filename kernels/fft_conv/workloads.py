@@ -23,6 +23,7 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -124,11 +125,16 @@ def time_second(y: Any) -> Any:
     return y.transpose(1, 2)
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    return named("BTD", inputs["u"], gates="plain" if inputs["gate_in"] is None else "gated")
+
+
 WORKLOAD = Workload(
     op="fft_conv",
     reference=fft_conv_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     # 512 steps take the same kernels as most longer sequences, and D 16 suits every kernel
     short=at_most(B=2, T=512, D=16),
     implementations=(

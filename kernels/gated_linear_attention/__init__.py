@@ -25,6 +25,7 @@ from subquad.kernels.gated_linear_attention.packed import (
     states_of_all,
 )
 from subquad.kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
+from subquad.kernels.operations import counted
 
 __all__ = ["gated_linear_attention", "gated_linear_attention_reference", "gated_linear_attention_step"]
 
@@ -43,6 +44,7 @@ def _check(
     check_shapes(op, wanted, to_go_with=f"q and v, with decay_on={decay_on!r}")
 
 
+@counted("gated_linear_attention")
 def gated_linear_attention(
     q: Tensor,
     k: Tensor,
@@ -122,6 +124,7 @@ def gated_linear_attention(
     return (o, final) if return_final_state else o
 
 
+@counted("gated_linear_attention_step")
 def gated_linear_attention_step(
     q: Tensor,
     k: Tensor,

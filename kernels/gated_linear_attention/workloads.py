@@ -33,6 +33,7 @@ from subquad.kernels.workload import (
     Workload,
     at_most,
     initial_state,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -208,6 +209,11 @@ def both_lengths(heads: int, key_dim: int, value_dim: int, decay: str) -> tuple[
     return {"B": 8, "T": 2048, **model}, {"B": 1, "T": 16384, **model}
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    """The kind of the decay costs bytes and no products."""
+    return named("BTHV", inputs["v"], K=inputs["q"].shape[-1], decay="none")
+
+
 FLA = ("fla-core", "tilelang")
 
 WORKLOAD = Workload(
@@ -215,6 +221,7 @@ WORKLOAD = Workload(
     reference=on_inputs(gated_linear_attention_reference),
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=short,
     implementations=(
         Implementation(
@@ -295,11 +302,16 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=once.num_bytes + 2 * elements * max(4, dtype.itemsize), num_flops=5 * elements)
 
 
+def step_shape_of(inputs: Inputs) -> Shape:
+    return named("BHKV", inputs["state"], decay="none")
+
+
 STEP = Workload(
     op="gated_linear_attention_step",
     reference=on_inputs(step_reference),
     make_inputs=make_step_inputs,
     cost=step_cost,
+    shape_of=step_shape_of,
     short=at_most(B=2, H=2),
     implementations=(
         Implementation(

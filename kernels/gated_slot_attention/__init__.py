@@ -27,6 +27,7 @@ from subquad.kernels.gated_linear_attention.packed import (
 )
 from subquad.kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
 from subquad.kernels.gated_slot_attention.reference import State, gated_slot_attention_reference
+from subquad.kernels.operations import counted
 
 __all__ = ["gated_slot_attention", "gated_slot_attention_reference", "gated_slot_attention_step"]
 
@@ -51,6 +52,7 @@ def _check_state(op: str, name: str, state: State | None, batch: int, q: Tensor,
     check_shapes(op, {f"{name}[0]": (keys, shapes[0]), f"{name}[1]": (values, shapes[1])}, to_go_with="q, v and slots")
 
 
+@counted("gated_slot_attention")
 def gated_slot_attention(
     q: Tensor,
     k: Tensor,

@@ -21,6 +21,7 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -83,11 +84,16 @@ def load_fla() -> Callable[..., Any]:
     return peer
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    return named("BTHV", inputs["v"], K=inputs["q"].shape[-1], M=inputs["slots"].shape[-1])
+
+
 WORKLOAD = Workload(
     op="gated_slot_attention",
     reference=flat(gated_slot_attention_reference),
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=2, T=130, H=2),
     implementations=(
         Implementation(

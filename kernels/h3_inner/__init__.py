@@ -20,6 +20,7 @@ from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_choice, check_number, check_shapes
 from subquad.kernels.lti_ssm import DiagonalSystem, lti_ssm_step
+from subquad.kernels.operations import counted
 
 __all__ = ["h3_inner_step"]
 
@@ -30,6 +31,7 @@ MAX_STATES = 512
 """Maximum M and N of the Triton kernel."""
 
 
+@counted("h3_inner_step")
 def h3_inner_step(
     q: Tensor,
     k: Tensor,

@@ -13,7 +13,18 @@ from subquad.kernels.h3_inner import h3_inner_step
 from subquad.kernels.h3_inner.reference import h3_inner_step_reference
 from subquad.kernels.lti_ssm import DiagonalSystem
 from subquad.kernels.lti_ssm.workloads import PARAMETERS, make_parameters
-from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    named,
+    needs_triton,
+    normal,
+    sizes,
+)
 
 KEEP = ("window", "state", "taps", "shift_skip", *(name for name in PARAMETERS if name != "B"))
 
@@ -57,11 +68,16 @@ def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     return run
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    return named("BDN", inputs["state"], M=inputs["taps"].shape[1])
+
+
 STEP = Workload(
     op="h3_inner_step",
     reference=h3_inner_step_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=2, D=40),
     implementations=(
         Implementation(

@@ -21,6 +21,7 @@ from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.checks import check_integers, check_shapes
 from subquad.kernels.linear_cross_entropy.chunked import linear_cross_entropy_chunked
 from subquad.kernels.linear_cross_entropy.padding import aligned_linear
+from subquad.kernels.operations import counted
 
 __all__ = ["aligned_linear", "linear_cross_entropy"]
 
@@ -31,6 +32,7 @@ PLAIN_BYTES = 256 << 20
 """Largest size of the logits that PyTorch's path does not cut into chunks."""
 
 
+@counted("linear_cross_entropy")
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,

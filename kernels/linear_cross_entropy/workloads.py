@@ -73,11 +73,18 @@ PAPER: tuple[Shape, ...] = (
     {"T": 8192, "D": 128, "classes": 8192},
 )
 
+
+def shape_of(inputs: Inputs) -> Shape:
+    x, weight = inputs["x"], inputs["weight"]
+    return {"T": x.numel() // x.shape[-1], "D": x.shape[-1], "classes": len(weight)}
+
+
 WORKLOAD = Workload(
     op="linear_cross_entropy",
     reference=linear_cross_entropy_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     # the number of classes chooses the kernel, so it stays
     short=at_most(T=72, D=64),
     implementations=(

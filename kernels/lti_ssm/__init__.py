@@ -33,6 +33,7 @@ from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_t
 from subquad.kernels.checks import Allowed, check_choice, check_number, check_shapes
 from subquad.kernels.lti_ssm.chunked import lti_ssm_chunked
 from subquad.kernels.lti_ssm.systems import ContinuousSystem, DiagonalSystem
+from subquad.kernels.operations import counted
 from subquad.kernels.ssm_kernel import DISCRETIZATIONS, Discretization, check_parameters
 from subquad.kernels.ssm_kernel.chunked import widen
 from subquad.kernels.ssm_kernel.discretize import discretize, split_softmax
@@ -51,6 +52,7 @@ MOST_STEPS_FLOAT32 = 256
 """Maximum number of steps for which `auto` takes the Triton path in float32 and float16 in training."""
 
 
+@counted("lti_ssm")
 def lti_ssm(
     u: Tensor,
     A: Tensor,
@@ -122,6 +124,7 @@ def lti_ssm(
     return y, state
 
 
+@counted("lti_ssm_step")
 def lti_ssm_step(
     u: Tensor,
     system: DiagonalSystem | ContinuousSystem,

@@ -32,6 +32,7 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -106,11 +107,20 @@ def with_filter(inputs: Inputs) -> Inputs:
     return {**sequences, "filter": with_skip(filters, inputs["D"])}
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    """Two directions are a system of twice the width; states that are real are counted as if they were complex."""
+    batch, length, width = inputs["u"].shape
+    gates = "plain" if inputs["gate_in"] is None else "gated"
+    width *= 2 if inputs["bidirectional"] else 1
+    return {"B": batch, "T": length, "D": width, "N": inputs["A"].shape[-1], "gates": gates}
+
+
 WORKLOAD = Workload(
     op="lti_ssm",
     reference=with_final_state(lti_ssm_reference),
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     # 656 exceeds 512, below which the operator takes other paths than at real sizes; it is a multiple of 16, as real
     # lengths are, and no multiple of a chunk
     short=at_most(B=2, T=656, D=16),
@@ -197,11 +207,16 @@ def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     return run
 
 
+def step_shape_of(inputs: Inputs) -> Shape:
+    return named("BDN", inputs["state"])
+
+
 STEP = Workload(
     op="lti_ssm_step",
     reference=lti_ssm_step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
+    shape_of=step_shape_of,
     short=at_most(B=2, D=40),
     implementations=(
         Implementation(

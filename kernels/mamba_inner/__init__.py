@@ -22,6 +22,7 @@ from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.causal_conv1d import causal_conv1d_step
 from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.operations import counted
 from subquad.kernels.selective_scan import selective_scan_step
 
 __all__ = ["mamba_inner_step"]
@@ -31,6 +32,7 @@ MAX_RANK = 512
 """Maximum N and R of the Triton kernels."""
 
 
+@counted("mamba_inner_step")
 def mamba_inner_step(
     x: Tensor,
     z: Tensor | None,

@@ -18,6 +18,7 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -73,11 +74,16 @@ def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tenso
     return run
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    return named("BDN", inputs["state"], R=inputs["dt_proj"].shape[1])
+
+
 STEP = Workload(
     op="mamba_inner_step",
     reference=mamba_inner_step_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=2, D=96, R=8),
     implementations=(
         Implementation(

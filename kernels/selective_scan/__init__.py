@@ -26,6 +26,7 @@ from torch import Tensor
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.operations import counted
 from subquad.kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
@@ -34,6 +35,7 @@ MAX_STATES_TRITON = 64
 """Maximum N of the Triton kernels."""
 
 
+@counted("selective_scan")
 def selective_scan(
     x: Tensor,
     dt: Tensor,
@@ -98,6 +100,7 @@ def selective_scan(
     return (y, state) if return_final_state else y
 
 
+@counted("selective_scan_step")
 def selective_scan_step(
     x: Tensor,
     dt: Tensor,

@@ -27,6 +27,7 @@ from subquad.kernels.workload import (
     Workload,
     at_most,
     initial_state,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -128,11 +129,17 @@ def time_second(y: Any) -> Any:
     return y.transpose(1, 2)
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    form = "complex" if inputs["A"].is_complex() else "core" if inputs["z"] is None else "gated"
+    return named("BTD", inputs["x"], N=inputs["A"].shape[-1], form=form)
+
+
 WORKLOAD = Workload(
     op="selective_scan",
     reference=with_final_state(selective_scan_reference),
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=2, T=130, D=24),
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(selective_scan, backend="triton")), cold_start=True),
@@ -209,11 +216,16 @@ def load_mamba_step() -> Callable[..., tuple[Tensor, Tensor]]:
     return updated(selective_state_update)
 
 
+def step_shape_of(inputs: Inputs) -> Shape:
+    return named("BDN", inputs["state"], form="complex" if inputs["A"].is_complex() else "gated")
+
+
 STEP = Workload(
     op="selective_scan_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
+    shape_of=step_shape_of,
     short=at_most(B=2, D=72),
     implementations=(
         Implementation(

@@ -19,7 +19,8 @@ From then on n_t >= 1, because one of the two exponentials is one; where n is ze
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from torch import Tensor
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.operations import counted
 from subquad.kernels.slstm.reference import EMPTY, advance, slstm_reference
 
 __all__ = ["EMPTY", "empty_state", "slstm", "slstm_step"]
@@ -35,6 +37,17 @@ MAX_WIDTH = 64
 """Maximum K of the Triton kernels, which hold four matrices [K, K] in registers, backward eight."""
 
 
+def _empty_results(inputs: Mapping[str, Any]) -> Any:
+    """Results of `slstm` without values."""
+    x = inputs["x"]
+    y = x.new_empty(x.shape[0], x.shape[1], *x.shape[3:])
+    if not inputs["return_final_state"]:
+        return y
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return y, x.new_empty(x.shape[0], *x.shape[2:], dtype=wide)
+
+
+@counted("slstm", results=_empty_results)
 def slstm(
     x: Tensor,
     recurrent: Tensor,
@@ -80,6 +93,7 @@ def slstm(
     return y, state
 
 
+@counted("slstm_step")
 def slstm_step(
     x: Tensor,
     recurrent: Tensor,

@@ -60,11 +60,17 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    batch, length, _, heads, width = inputs["x"].shape
+    return {"B": batch, "T": length, "H": heads, "K": width}
+
+
 WORKLOAD = Workload(
     op="slstm",
     reference=with_final_state(slstm_reference),
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=3, T=20, H=2),
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(slstm, backend="triton")), cold_start=True),
@@ -105,11 +111,17 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(now.num_bytes + state, now.num_flops, matrix=True, num_exponentials=now.num_exponentials)
 
 
+def step_shape_of(inputs: Inputs) -> Shape:
+    batch, _, heads, width = inputs["x"].shape
+    return {"B": batch, "H": heads, "K": width}
+
+
 STEP = Workload(
     op="slstm_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
+    shape_of=step_shape_of,
     short=at_most(B=3, H=2),
     implementations=(
         Implementation("triton", "ours", needs_triton(updated(partial(slstm_step, backend="triton"))), cold_start=True),

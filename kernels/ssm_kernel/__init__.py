@@ -25,12 +25,14 @@ from torch import Tensor
 
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.checks import check_choice, check_shapes
+from subquad.kernels.operations import counted
 from subquad.kernels.ssm_kernel.chunked import ssm_kernel_chunked
 from subquad.kernels.ssm_kernel.discretize import DISCRETIZATIONS, Discretization
 
 __all__ = ["DISCRETIZATIONS", "Discretization", "check_parameters", "ssm_kernel"]
 
 
+@counted("ssm_kernel")
 def ssm_kernel(
     A: Tensor,
     B: Tensor | None,

@@ -82,11 +82,17 @@ def vandermonde_kernel(A: Tensor, B: None, C: Tensor, dt: Tensor, length: int) -
     return 2 * torch.einsum("dn,dnl->dl", C * (torch.exp(z) - 1) / A, powers).real
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    width, states = inputs["C"].shape
+    return {"T": inputs["length"], "D": width, "N": states}
+
+
 WORKLOAD = Workload(
     op="ssm_kernel",
     reference=ssm_kernel_reference,
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(T=130, D=24),
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(ssm_kernel, backend="triton")), cold_start=True),

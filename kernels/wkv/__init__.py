@@ -23,12 +23,14 @@ from torch import Tensor
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.operations import counted
 from subquad.kernels.wkv.chunked import EMPTY, wkv_chunked
 from subquad.kernels.wkv.reference import advance, read
 
 __all__ = ["EMPTY", "empty_state", "wkv", "wkv_step"]
 
 
+@counted("wkv")
 def wkv(
     k: Tensor,
     v: Tensor,
@@ -70,6 +72,7 @@ def wkv(
     return y, state
 
 
+@counted("wkv_step")
 def wkv_step(
     k: Tensor,
     v: Tensor,

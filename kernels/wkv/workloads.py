@@ -18,6 +18,7 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    named,
     needs_triton,
     normal,
     sizes,
@@ -64,11 +65,16 @@ def shape_elements(shape: Shape) -> int:
     return batch * length * width
 
 
+def shape_of(inputs: Inputs) -> Shape:
+    return named("BTD", inputs["k"])
+
+
 WORKLOAD = Workload(
     op="wkv",
     reference=with_final_state(wkv_reference),
     make_inputs=make_inputs,
     cost=cost,
+    shape_of=shape_of,
     short=at_most(B=2, T=300, D=40),
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(wkv, backend="triton")), cold_start=True),
@@ -111,11 +117,16 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(now.num_bytes + state, num_flops=now.num_flops, num_exponentials=now.num_exponentials)
 
 
+def step_shape_of(inputs: Inputs) -> Shape:
+    return named("BD", inputs["k"])
+
+
 STEP = Workload(
     op="wkv_step",
     reference=step_reference,
     make_inputs=make_step_inputs,
     cost=step_cost,
+    shape_of=step_shape_of,
     short=at_most(B=2, D=40),
     implementations=(
         Implementation("triton", "ours", needs_triton(updated(partial(wkv_step, backend="triton"))), cold_start=True),

@@ -142,7 +142,7 @@ def fixed(value: float, decimals: int, sign: bool = False) -> str:
 def amount(value: float, binary: bool = False) -> str:
     """Three significant digits and a prefix: `74.1K`, `1.25M`; `2.50Gi` where binary."""
     base = 1024 if binary else 1000
-    prefixes = ("", "Ki", "Mi", "Gi", "Ti") if binary else ("", "K", "M", "G", "T")
+    prefixes = ("", "Ki", "Mi", "Gi", "Ti") if binary else ("", "K", "M", "G", "T", "P", "E")
     power = 0
     while abs(value) >= base * 0.9995 and power < len(prefixes) - 1:
         value /= base

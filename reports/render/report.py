@@ -190,6 +190,9 @@ def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:
 COST_METRICS = {
     "num_parameters": "parameters",
     "state_size": "state size",
+    "train_flops": "train flop",
+    "inference_flops": "flop/token",
+    "decode_flops": "decode flop/token",
     "train_throughput": "train tokens/s",
     "inference_throughput": "inference tokens/s",
     "decode_throughput": "decode tokens/s",
@@ -197,6 +200,8 @@ COST_METRICS = {
     "peak_rss": "peak process memory (B)",
 }
 """Metric to its column title, in the order of the columns."""
+AT_LENGTHS = ("state_size", "decode_flops")
+"""Metrics whose slice names the length at which they were taken."""
 
 
 @dataclass(frozen=True)
@@ -240,12 +245,14 @@ def _cost(label: str, device: str, runs: Sequence[StoredRun]) -> Cost:
     for metric in COST_METRICS:
         samples: list[float] = []
         for run in runs:
+            # operations of training are those of all steps up to a step
+            latest = max((value.step for value in run.values.of_metric(metric)), default=0)
             for value in run.values.of_metric(metric):
-                if value.value is None:
+                if value.value is None or (metric == "train_flops" and value.step < latest):
                     continue
                 if metric == "state_size":
                     length = value.slice
-                elif value.slice:
+                elif value.slice and metric not in AT_LENGTHS:
                     # a speed at one of several lengths; different lengths are not pooled
                     continue
                 samples += value.samples or (value.value,)

@@ -19,7 +19,9 @@ from subquad.suite.bench.config import SpeedConfig, SpeedRun
 from subquad.suite.bench.generation import build_for_inference, time_generations
 from subquad.suite.bench.measure import SEED, Unavailable, sample
 from subquad.suite.bench.series import Series
+from subquad.suite.contracts import Batch
 from subquad.suite.model import Model
+from subquad.suite.operations import OperationCounter, OperationsUnknown
 from subquad.suite.training.capture import record
 from subquad.suite.training.measure import reset_peak_memory
 from subquad.suite.training.numerics import autocast, numerics
@@ -179,6 +181,8 @@ class ModelTimer(Series):
         if speed.measure == "generate":
             self._add_generations(model, length, part)
             return
+        for row in self._operations(model, length):
+            add(**{"unit": "flop", "slice": part, **row})
         call, peak = self._recorded(self.makers[speed.measure](model, speed, length, self.device))
         samples = sample(call, self.device, self.budget_ms)
         add("time", "ms", statistics.median(samples), slice=part, samples=samples)
@@ -193,6 +197,8 @@ class ModelTimer(Series):
     def _add_generations(self, model: Model, length: int, part: str) -> None:
         speed, new_tokens = self.run.speed, self.run.speed.new_tokens
         assert new_tokens is not None
+        for row in self._operations(model, length):
+            self.outcome.add(**{"unit": "flop", "slice": part, **row})
         model.eval()
         prompts = random_inputs(speed, self.device, speed.batch(length), length)
         reset_peak_memory(self.device)
@@ -211,6 +217,31 @@ class ModelTimer(Series):
         if self.device.type == "cuda":
             peak = float(torch.cuda.max_memory_allocated(self.device))
             self.outcome.add("peak_memory", "bytes", peak, slice=part)
+
+    def _operations(self, model: Model, length: int) -> Iterator[dict[str, Any]]:
+        """Rows of the operations of what is timed: of a training step (of a layer: both passes), and of a token."""
+        speed, counter = self.run.speed, OperationCounter(model)
+        batch = speed.batch(length)
+        with torch.device("meta"):
+            inputs = random_inputs(speed, torch.device("meta"), batch, length)
+            targets = torch.empty((batch, length) if speed.readout == "token" else (batch,), dtype=torch.long)
+            x = torch.empty(batch, length, model.config.d_model if speed.measure == "layer" else 0)
+        counts: dict[str, Callable[[], float]] = {
+            "inference_flops": lambda: counter.forward(inputs) / (batch * length),
+            "train_flops": lambda: counter.training_step(Batch(inputs, targets)),
+            "decode_flops": lambda: counter.decoded_token(inputs[:, 0], length),
+        }
+        if speed.measure == "layer":
+            counts["inference_flops"] = lambda: counter.layer(x, backward=False) / (batch * length)
+            counts["train_flops"] = lambda: counter.layer(x, backward=True)
+        of_training = speed.measure in ("layer", "train")
+        counts.pop("decode_flops" if of_training else "train_flops")
+        for metric, count in counts.items():
+            row = {"metric": metric, **({"step": 1} if metric == "train_flops" else {})}
+            try:
+                yield {**row, "value": count()}
+            except OperationsUnknown as reason:
+                yield {**row, "value": None, "status": "n/a", "error": str(reason)}
 
     def _recorded(self, step: Callable[[], None]) -> tuple[Callable[[], None], int | None]:
         """The call that is timed, and the bytes allocated at its peak, parameters and optimizer included."""

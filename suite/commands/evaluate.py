@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from subquad.suite.contracts import Task
     from subquad.suite.harness import Decode, Encode
+    from subquad.suite.model import Model
 
 EXPERIMENT = "evaluate"
 """The experiment under which evaluations keep their rows."""
@@ -94,6 +95,7 @@ def evaluate(
         for metric, value in ((score.metric, score.value), (f"{score.metric} (standard error)", score.error)):
             if value is not None:
                 rows.append({**shared, "task": score.task, "metric": metric, "unit": "", **_measured(metric, value)})
+    rows.append({**shared, "task": "", "split": "", **_operations(model, spec.max_length)})
     place = storage.result_path(results, EXPERIMENT, scale, shared["run_id"])
     with writable("--results", results):
         storage.write(place, [*rows, {**shared, "metric": "run", "unit": "", "value": None}])
@@ -126,6 +128,20 @@ def _measured(metric: str, value: float) -> dict[str, Any]:
     if is_number(value):
         return {"value": value}
     return {"value": None, "status": "n/a", "error": f"{metric} is {value:g}"}
+
+
+def _operations(model: Model, length: int) -> dict[str, Any]:
+    """The columns of the operations of a forward pass of `length` tokens, for each token."""
+    import torch
+
+    from subquad.suite.operations import OperationCounter, OperationsUnknown
+
+    row: dict[str, Any] = {"metric": "inference_flops", "unit": "flop", "slice": f"length={length}"}
+    try:
+        tokens = torch.empty(1, length, dtype=torch.long, device="meta")
+        return {**row, "value": OperationCounter(model).forward(tokens) / length}
+    except OperationsUnknown as reason:
+        return {**row, "value": None, "status": "n/a", "error": str(reason)}
 
 
 def _error(error: float | None) -> str:

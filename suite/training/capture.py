@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -60,13 +61,16 @@ class BatchGraphs:
     """Calls functions of a batch as CUDA graphs, one graph for every kind of call and shape of batch.
 
     touched: as in `record`.
-    before_recording: called before a graph is recorded, e.g. to stop a clock that should not measure it.
+    recording: gives a context in which a graph is recorded, e.g. one in which a clock stands still.
     """
 
     def __init__(
-        self, touched: Callable[[], Iterable[Tensor]], device: torch.device, before_recording: Callable[[], None]
+        self,
+        touched: Callable[[], Iterable[Tensor]],
+        device: torch.device,
+        recording: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        self.touched, self.device, self.before_recording = touched, device, before_recording
+        self.touched, self.device, self.recording = touched, device, recording
         self._pool = torch.cuda.graph_pool_handle()
         self._recorded: dict[Any, tuple[Callable[[], None], Batch]] = {}
 
@@ -75,9 +79,9 @@ class BatchGraphs:
         shapes = segment.inputs.shape[1:], segment.targets.shape[1:]
         key = (kind, len(rows), *shapes, segment.inputs.dtype, segment.rate)
         if key not in self._recorded:
-            self.before_recording()
-            static = take(segment, rows)
-            replay = record(lambda: function(static), self.touched, self.device, self._pool)
+            with self.recording():
+                static = take(segment, rows)
+                replay = record(lambda: function(static), self.touched, self.device, self._pool)
             self._recorded[key] = replay, static
         replay, static = self._recorded[key]
         torch.index_select(segment.inputs, 0, rows, out=static.inputs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -34,10 +35,15 @@ def peak_memory(device: torch.device) -> tuple[str, int]:
 
 
 class Stopwatch:
-    """Rates of a loop over short windows. Evaluation and graph recording are left out."""
+    """Rates of a loop over short windows, and the time of all of them. Evaluation and graph recording are left out.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    clock: gives seconds.
+    """
+
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.device, self.clock = device, clock
+        self.total = 0.0
+        """Seconds of all windows that were closed."""
         self.steps_per_s: list[float] = []
         self.tokens_per_s: list[float] = []
         self._start: float | None = None
@@ -46,31 +52,47 @@ class Stopwatch:
     @property
     def seconds(self) -> float:
         """Seconds since the open window began; 0 where none is open."""
-        return 0.0 if self._start is None else time.perf_counter() - self._start
+        return 0.0 if self._start is None else self.clock() - self._start
 
     def start(self) -> None:
         """Opens a window, unless one is open."""
         if self._start is None:
             synchronize(self.device)
-            self._start, self._steps, self._tokens = time.perf_counter(), 0, 0
+            self._start, self._steps, self._tokens = self.clock(), 0, 0
 
     def add(self, tokens: int) -> None:
         """Counts a step, if a window is open."""
         self._steps += 1
         self._tokens += tokens
 
-    def cancel(self) -> None:
-        """Discards the open window, in which something other than the loop ran."""
-        self._start = None
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """A context whose time does not count. An open window ends before it, without rates; another follows it."""
+        was_open = self._start is not None
+        self._close()
+        yield
+        if was_open:
+            self.start()
 
     def stop(self) -> None:
         """Closes the open window and keeps its rates."""
-        if self._start is not None and self._steps:
+        steps, tokens = self._steps, self._tokens
+        seconds = self._close()
+        if seconds > 0 and steps:
+            self.steps_per_s.append(steps / seconds)
+            self.tokens_per_s.append(tokens / seconds)
+
+    def _close(self) -> float:
+        """Closes the open window and returns its seconds; 0 where none is open."""
+        if self._start is None:
+            return 0.0
+        seconds = 0.0
+        if self._steps:
             synchronize(self.device)
-            seconds = time.perf_counter() - self._start
-            self.steps_per_s.append(self._steps / seconds)
-            self.tokens_per_s.append(self._tokens / seconds)
+            seconds = self.clock() - self._start
+            self.total += seconds
         self._start = None
+        return seconds
 
 
 def rate(call: Callable[[], object], count: float, device: torch.device, *, budget_s: float = 0.5) -> list[float]:

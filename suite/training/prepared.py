@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from subquad.suite.contracts import Batch, ParamGroup, Segment, Task
 from subquad.suite.model import Model
+from subquad.suite.operations import OperationCounter
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, RunEnded
 from subquad.suite.training.config import Stage, TrainConfig
@@ -50,6 +51,8 @@ class Prepared:
     eval_steps: int
     """Steps between two evaluations."""
     model: Model
+    operations: OperationCounter
+    """Counts the operations of the model."""
     whole: Callable[..., Any]
     """Calls a function that uses the model, in a group so that the processes share the work (`Group.divide`)."""
     sharded: bool
@@ -103,6 +106,7 @@ def prepared(
             for row in kernel_rows(model.convolutions(), length, train.record_kernels, start=True):
                 outcome.add(**{"step": 0, **row})
 
+        operations = OperationCounter(model)
         cast = partial(autocast, train.precision, device)
 
         def loss(batch: Batch) -> Tensor:
@@ -130,6 +134,7 @@ def prepared(
             total_steps=total_steps,
             eval_steps=(train.eval_every or 0) * unit or max(1, total_steps // 10),
             model=model,
+            operations=operations,
             whole=whole,
             sharded=sharded,
             loss=torch.compile(loss, dynamic=False) if train.compile else loss,

@@ -36,6 +36,7 @@ from subquad.suite.training.run import TrainingRun
 from subquad.suite.training.schedule import lr_factor
 from subquad.suite.training.scores import Metrics, Scores, add_rows
 from subquad.suite.training.selection import Selection
+from subquad.suite.training.spending import Spending, inference_rows
 
 REPORT_EVERY_S = 0.5
 CHECKPOINT_EVERY_S = 60.0
@@ -101,7 +102,8 @@ class Trainer(Worker):
         with prepared(self.run, self.device, self.group, self.outcome, start=start) as self.ready:
             self.model, self.sharded = self.ready.model, self.ready.sharded
             if self.ready.recorded:
-                self.graphs = BatchGraphs(self._touched, self.device, self.watch.cancel)
+                self.graphs = BatchGraphs(self._touched, self.device, self.watch.pause)
+            self.spending = Spending(self.ready.operations, self.watch)
             yield
 
     def _seconds(self) -> float:
@@ -117,6 +119,7 @@ class Trainer(Worker):
             self.watch.start()
             self._call("train", self._train_step, segment, rows)
             self.watch.add(len(rows) * segment.inputs.shape[1])
+            self.spending.add(segment, len(rows))
             self.step += 1
             at_eval = self.step % self.ready.eval_steps == 0 or self.step == self.ready.total_steps
             if self.group.agreed(at_eval or self.watch.seconds > REPORT_EVERY_S):
@@ -216,6 +219,8 @@ class Trainer(Worker):
         if mean is not None:
             self.outcome.add("loss", "nats", mean, split="train", step=self.step)
             self.ready.losses.clear()
+        for row in self.spending.rows(self.step):
+            self.outcome.add(**row)
         self.model.eval()
         parts = defaultdict(list)
         for segment in self.ready.valid:
@@ -308,6 +313,8 @@ class Trainer(Worker):
             for _ in self.ready.logits(batch):
                 pass
 
+        for row in inference_rows(self.ready.operations, batch, length):
+            self.outcome.add(**row)
         size = sum(parameter.numel() for parameter in self.ready.parameters)
         call = forward if self.group.size == 1 else None
         for row in measured_rows(self.model, size, self.watch, length, call, len(rows) * length):
@@ -326,6 +333,8 @@ class Trainer(Worker):
         if self.checkpoint is None:
             return
         self.alive("writing a checkpoint", self.step)
+        # the steps since the last report count as well
+        self.watch.stop()
         state = {
             "run_id": self.run.run_id,
             "config": json.dumps(self.run.resolved),
@@ -336,6 +345,7 @@ class Trainer(Worker):
             **self.selection.state_dict(),
             "rows": self.outcome.rows,
             "rates": [self.watch.tokens_per_s, self.watch.steps_per_s],
+            "spent": self.spending.state(),
             "cpu_random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
@@ -385,3 +395,4 @@ class Trainer(Worker):
         self.earlier_s = state["seconds"]
         self.outcome.rows = state["rows"]
         self.watch.tokens_per_s, self.watch.steps_per_s = state["rates"]
+        self.spending.take(state["spent"])

@@ -16,7 +16,7 @@ from tests.suite.toy import TASKS as TOYS
 from tests.suite.toy import Parity
 
 CPU = torch.device("cpu")
-TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_rss"}
+TIMED = {"train_throughput", "train_steps", "train_seconds", "inference_throughput", "peak_rss"}
 STAGES = [{"length": 4, "steps": 3}, {"length": 8, "steps": 5}]
 
 

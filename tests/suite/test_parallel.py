@@ -80,8 +80,9 @@ def assert_same_but_for_rounding(rows, expected, *, least=0.0):
     """least: relative, where the two differ by more than the order of their sums."""
     ours, theirs = numbers(rows), numbers(expected)
     assert [row[:-1] for row in ours] == [row[:-1] for row in theirs]
+    assert [row[-1] is None for row in ours] == [row[-1] is None for row in theirs]
     for one, other in zip(ours, theirs, strict=True):
-        assert one[-1] == pytest.approx(other[-1], rel=max(least, ROUNDING.get(one[1], 1e-6))), one
+        assert one[-1] is None or one[-1] == pytest.approx(other[-1], rel=max(least, ROUNDING.get(one[1], 1e-6))), one
 
 
 def flip_a_bit(path):

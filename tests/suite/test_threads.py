@@ -13,7 +13,7 @@ from subquad.suite.store import storage
 from tests.suite.toy import TASKS, make_run
 
 CPU = torch.device("cpu")
-TIMED = ("train_throughput", "train_steps", "inference_throughput", "peak_rss")
+TIMED = ("train_throughput", "train_steps", "train_seconds", "inference_throughput", "peak_rss")
 
 
 class Silent:

@@ -22,8 +22,17 @@ import subquad
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 """The folder with `suite`, `tasks`, `models`, `kernels` and `reports`."""
+PROJECT = REPOSITORY / "pyproject.toml"
+"""The description of the project, which a checkout has and an installed wheel has not."""
+CALL = "python run_suite.py" if PROJECT.is_file() else "subquad"
+"""How the command line is called: in a checkout, or where it is installed."""
 IMPORTED_FROM = Path(subquad.__file__).resolve().parent.parent
 """The folder from which `subquad` is imported."""
+
+
+def with_extra(name: str) -> str:
+    """The command that installs an extra of this package."""
+    return f"pip install -e '.[{name}]'" if PROJECT.is_file() else f"pip install 'subquad[{name}]'"
 
 
 def import_path() -> str:
@@ -79,9 +88,8 @@ def cores() -> int:
 
 def release() -> str:
     """`v0.2.0`, the tag of this version: that of the checkout, or of the wheel that is installed."""
-    project = REPOSITORY / "pyproject.toml"
-    if project.is_file():
-        return f"v{tomllib.loads(project.read_text())['project']['version']}"
+    if PROJECT.is_file():
+        return f"v{tomllib.loads(PROJECT.read_text())['project']['version']}"
     return f"v{version_of('subquad')}"
 
 
@@ -157,7 +165,7 @@ class Capability:
 def _package(name: str, purpose: str, extra: str, module: str = "") -> Capability:
     """Returns what is known of a package, whose module may have another name."""
     if importlib.util.find_spec(module or name) is None:
-        return Capability(name, purpose, "", f"not installed; pip install -e '.[{extra}]'")
+        return Capability(name, purpose, "", f"not installed; {with_extra(extra)}")
     try:
         __import__(module or name)
     except Exception as error:  # a broken binary raises anything from OSError to AttributeError

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from subquad.suite.environment import with_extra
 from subquad.suite.generate import Sampling, end_of_stop, generate
 from subquad.suite.model import Model
 from subquad.suite.registry import nearest
@@ -48,7 +49,7 @@ def harness() -> Any:
         import lm_eval
     except ImportError as error:
         raise ValueError(
-            f"evaluate needs lm-evaluation-harness ({error}); install the extra: pip install -e '.[eval]'."
+            f"evaluate needs lm-evaluation-harness ({error}); install the extra: {with_extra('eval')}."
         ) from None
     return lm_eval
 

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.environment import CALL
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import SPLITS, Array
 from subquad.tasks.data import DataError, NoDataError, cache, find, sources
@@ -122,7 +123,7 @@ class Species(DNATask):
             for name in self.sources:
                 if cached_folder(name) is None:
                     raise NoDataError(
-                        f"{self.name}: {name} is not in the cache; call `python run_suite.py data prepare "
+                        f"{self.name}: {name} is not in the cache; call `{CALL} data prepare "
                         f"{self.name}`, or give --data DIR (a folder of FASTA files a species)."
                     )
             return cache.place("unpacked")

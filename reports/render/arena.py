@@ -18,6 +18,7 @@ import pandas as pd
 
 from subquad.reports.render.document import DASH, Document, Grid
 from subquad.reports.render.speed import case_of
+from subquad.suite.environment import CALL
 from subquad.suite.store.storage import TEXTS
 
 SCALE = "arena"
@@ -209,7 +210,7 @@ def arena(frame: pd.DataFrame, known: Mapping[str, Sequence[str]] | None = None)
 
 def _notes(runs: Sequence[ArenaRun]) -> Iterator[str]:
     if not runs:
-        yield "no rows yet; start with: python run_suite.py bench --arena"
+        yield f"no rows yet; start with: {CALL} bench --arena"
         return
     yield f"{OURS} is our kernel. All others are of the projects they are named after; PyTorch has those named sdpa."
     yield "Before it is timed, an implementation is compared with the recurrence in float64; a wrong one has no time."
@@ -218,7 +219,7 @@ def _notes(runs: Sequence[ArenaRun]) -> Iterator[str]:
         yield f"method {method}: {METHODS.get(method, 'unknown to this version')}."
     if any(run.is_sweep for run in runs):
         yield f"{SWEPT}: a kernel of another project was compared with ours there, and not with the recurrence."
-    yield "measure it on your GPU: python run_suite.py bench --arena --minutes 12; the same command continues"
+    yield f"measure it on your GPU: {CALL} bench --arena --minutes 12; the same command continues"
     if any(not entrant.is_recorded for run in runs for found in run.comparisons for entrant in found.entrants):
         yield f"{UNRECORDED}: the call could not be recorded, so the time of its host counts."
 

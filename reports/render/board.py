@@ -18,6 +18,7 @@ from subquad.reports.render.figure import Series
 from subquad.reports.render.layout import claim_texts
 from subquad.reports.render.report import Report
 from subquad.suite.bench.cases import SETS
+from subquad.suite.environment import CALL
 from subquad.suite.options import Config, parse, read_yaml
 from subquad.suite.registry import nearest
 from subquad.suite.settings.config import ExperimentConfig
@@ -336,7 +337,7 @@ def index(
     return Document(
         "tables",
         "Every table and figure of the four papers",
-        "made by `python run_suite.py report tables`; an experiment is a folder below reports/",
+        f"made by `{CALL} report tables`; an experiment is a folder below reports/",
         (grid,),
         (
             f"{len(lines)} tables and figures, of which {rows} have rows at some scale and {stand} are diagrams or "

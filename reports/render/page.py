@@ -25,6 +25,7 @@ from subquad.reports.render.printing import style
 from subquad.reports.render.report import Report
 from subquad.reports.render.rows import StoredRun
 from subquad.reports.render.speed import Point, points_of
+from subquad.suite.environment import CALL
 from subquad.suite.metrics import smaller_is_better
 from subquad.suite.store.documents import operators_in
 
@@ -197,7 +198,7 @@ def _command(report: Report, cell: Cell) -> str:
         # the filter of a command takes single values
         if "." in key and not isinstance(value, (Mapping, list, tuple))
     ]
-    return " ".join(["python run_suite.py run", report.experiment, "--scale", report.scale, *filters])
+    return " ".join([f"{CALL} run", report.experiment, "--scale", report.scale, *filters])
 
 
 def _rates(report: Report, index: int) -> list[list[Any]]:

@@ -44,6 +44,7 @@ from subquad.reports.render.judge import (
 from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
 from subquad.reports.render.rows import StoredRun, as_rows, load_runs
 from subquad.reports.render.selection import Settled, select_runs
+from subquad.suite.environment import CALL
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_defaults, lookup
 from subquad.suite.settings.report_spec import FigureSpec, Source, TableSpec
@@ -163,7 +164,7 @@ def _shown_by(name: str, scale: str, runs: Sequence[StoredRun], keys: Sequence[s
     """The command that shows runs which the report leaves out, beside the others."""
     there = [key for key in ("model.name", *keys) if any(lookup(run.config, key) is not None for run in runs)]
     options = " ".join(f"--by {key}" for key in dict.fromkeys(there))
-    return [f"all of these runs: python run_suite.py report {name} --scale {scale} {options}"] if keys else []
+    return [f"all of these runs: {CALL} report {name} --scale {scale} {options}"] if keys else []
 
 
 def _name(rows: pa.Table, folder: Path) -> str:

@@ -15,6 +15,7 @@ import pandas as pd
 from subquad.reports.render.document import DASH, Document, Grid
 from subquad.reports.render.figure import colors_of
 from subquad.suite.bench.cases import SETS
+from subquad.suite.environment import CALL
 from subquad.suite.store.documents import verdict_in
 from subquad.suite.store.storage import TEXTS
 
@@ -196,7 +197,7 @@ def history(frame: pd.DataFrame) -> Document:
             *reasons,
         )
         if points
-        else ("No benchmark has run; start one with: python run_suite.py bench",),
+        else (f"No benchmark has run; start one with: {CALL} bench",),
         provenance=(
             f"runs: {frame['run_id'].nunique()}",
             f"commits: {', '.join(commits) or 'none'}",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from subquad.suite.bench import budgets
 from subquad.suite.bench.budgets import FILE, UPDATE, Collection
+from subquad.suite.environment import with_extra
 
 Workloads = Mapping[str, tuple[str, Path | None]]
 """Maps an operator to the place of its workload and the file of its plugin (None for an operator of Subquad)."""
@@ -56,7 +57,7 @@ def update_all(workloads: Workloads) -> None:
 def _files(workloads: Workloads) -> Iterator[tuple[Path, dict[str, str]]]:
     """Each file of budgets and the places of its workloads."""
     if budgets.triton_version() is None:
-        raise ValueError("budgets need Triton, which compiles here without a GPU; pip install -e '.[triton]'")
+        raise ValueError(f"budgets need Triton, which compiles here without a GPU; {with_extra('triton')}")
     places = {op: file.with_name(FILE.name) if file else FILE for op, (_, file) in workloads.items()}
     for path in dict.fromkeys(places.values()):
         yield path, {op: target for op, (target, _) in workloads.items() if places[op] == path}

@@ -12,6 +12,7 @@ import typer
 from subquad.suite.commands.console import skipped, table_console
 from subquad.suite.commands.repository import Repository, Set, StoredResults, repository_of
 from subquad.suite.contracts import PreparedTask
+from subquad.suite.environment import CALL
 
 data_app = typer.Typer(
     help="List, prepare and check the data that tasks read.",
@@ -129,7 +130,7 @@ def prepare(
                 known = "another edition than the manifest's, taken because you gave it"
             print(f"{record.get('name', file.place)}: {record['bytes']:,} bytes, sha256 {record['sha256']} ({known})")
         if not stored:
-            print(f"unpacked; now: python run_suite.py run EXPERIMENT --data {folder}")
+            print(f"unpacked; now: {CALL} run EXPERIMENT --data {folder}")
     if not stored:
         return
     began = time.perf_counter()

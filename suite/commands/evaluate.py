@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subquad.suite.commands.repository import LOCAL, Device, Plugins, Results, Weights, repository_of
+from subquad.suite.environment import with_extra
 from subquad.suite.metrics import is_number
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode, int | Non
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            raise ValueError("--tokenizer needs tokenizers; install the extra: pip install -e '.[data]'.") from None
+            raise ValueError(f"--tokenizer needs tokenizers; install the extra: {with_extra('data')}.") from None
         try:
             made = Tokenizer.from_file(str(tokenizer))
         except Exception as error:

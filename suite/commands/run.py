@@ -24,6 +24,7 @@ from subquad.suite.commands.repository import (
     repository_of,
     shown,
 )
+from subquad.suite.environment import CALL
 from subquad.suite.options import seconds, shortened
 from subquad.suite.registry import counted
 from subquad.suite.runs import Run
@@ -177,7 +178,7 @@ def _report_commands(
     options += "" if scale is None else f" --scale {scale}"
     options += "".join(f" --by {key}" for key in _changed(overrides, call))
     options += _results_option(call.results)
-    return "; ".join(f"python run_suite.py report {shlex.quote(str(place))}{options}" for place in places)
+    return "; ".join(f"{CALL} report {shlex.quote(str(place))}{options}" for place in places)
 
 
 def _results_option(results: Path) -> str:
@@ -379,4 +380,4 @@ def measuring(runs: Sequence[Run], todo: Run) -> str:
     chosen = [key for key in _told_apart(flat, varying)[0] if key not in ("seed", "data") and key in values]
     filters = " ".join(f"--only {shlex.quote(f'{key}={values[key].strip(chr(34))}')}" for key in chosen)
     seed = f" --seeds {values['seed']}," if "seed" in values else ""
-    return f"python run_suite.py run {todo.experiment} --scale {todo.scale}{seed}{' ' * bool(filters)}{filters}"
+    return f"{CALL} run {todo.experiment} --scale {todo.scale}{seed}{' ' * bool(filters)}{filters}"

@@ -13,6 +13,7 @@ import typer
 
 from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.commands.repository import LOCAL, Device, Repository, Results, Sets, repository_of, shown
+from subquad.suite.environment import CALL
 from subquad.suite.options import options_in
 from subquad.suite.registry import counted, few, nearest
 from subquad.suite.settings.config import ExperimentConfig
@@ -92,7 +93,7 @@ def submit(
         raise typer.Exit(1)
     carry_out(call)
     folder = _write(offer, call, size, out)
-    print(f"wrote {shown(folder)}; now: python run_suite.py submissions check {shown(folder)}")
+    print(f"wrote {shown(folder)}; now: {CALL} submissions check {shown(folder)}")
 
 
 def boards(repository: Repository) -> dict[str, ExperimentConfig]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subquad.suite.commands.repository import StoredResults, Weights, repository_of
+from subquad.suite.environment import with_extra
 from subquad.suite.options import Config
 from subquad.suite.registry import few
 
@@ -142,7 +143,7 @@ def _safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:
-        raise ValueError("safetensors is not installed; install the extra: pip install -e '.[weights]'.") from None
+        raise ValueError(f"safetensors is not installed; install the extra: {with_extra('weights')}.") from None
     return safetensors.torch
 
 

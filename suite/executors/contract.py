@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from subquad.suite.contracts import Recorder, no_operators
+from subquad.suite.environment import with_extra
 from subquad.suite.options import options_in, parse, shortened
 from subquad.suite.registry import Entry, Registry
 from subquad.suite.runner import Finished
@@ -107,7 +108,7 @@ def check_name(name: str) -> None:
     if name in PACKAGES:
         package, extra = PACKAGES[name]
         if importlib.util.find_spec(package) is None:
-            raise ValueError(f"--executor {name} needs {package}; install the extra: pip install -e '.[{extra}]'.")
+            raise ValueError(f"--executor {name} needs {package}; install the extra: {with_extra(extra)}.")
 
 
 def choose(name: str, options: Iterable[str] = ()) -> Executor:

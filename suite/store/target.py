@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from subquad.suite.environment import with_extra
+
 STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "memory")
 """Protocols of object stores, which have no folders to be made."""
 
@@ -45,7 +47,7 @@ def target(text: str | Path) -> Path:
         if place.protocol in STORES and not place.path.strip("/"):
             raise ValueError(f"expected the name of a bucket, such as {place.protocol}://bucket/folder")
     except ImportError as error:
-        raise ValueError(f"{address} needs {error.name or error}; install the extra: pip install -e '.[s3]'.") from None
+        raise ValueError(f"{address} needs {error.name or error}; install the extra: {with_extra('s3')}.") from None
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from None
     return cast(Path, place)

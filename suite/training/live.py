@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from subquad.suite.environment import with_extra
 from subquad.suite.registry import nearest
 from subquad.suite.runs import Progress, Run
 from subquad.suite.store.target import is_remote, make_folder, replacing
@@ -41,7 +42,7 @@ def check_sinks(names: Iterable[str], results: Path) -> None:
         spec = importlib.util.find_spec(name)
         # a folder of this name is no package
         if spec is None or spec.origin is None:
-            raise ValueError(f"--log {name} needs the package {name}; install the extra: pip install -e '.[{name}]'.")
+            raise ValueError(f"--log {name} needs the package {name}; install the extra: {with_extra(name)}.")
         if name == "tensorboard" and is_remote(results):
             raise ValueError(f"--log {name} --results {results}: it writes files of this machine; give a folder")
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from subquad.suite.environment import CALL
 from subquad.tasks.data import cache
 from subquad.tasks.data.download import check, fetch
 from subquad.tasks.data.faults import DataError, NoDataError, disk_faults, needed
@@ -192,9 +193,7 @@ def find(
     """
     base = data if data is not None else folder(source_name)
     if base is None:
-        raise NoDataError(
-            f"{task}: no data; call `python run_suite.py data prepare {task}`, or give --data DIR ({layout})."
-        )
+        raise NoDataError(f"{task}: no data; call `{CALL} data prepare {task}`, or give --data DIR ({layout}).")
     for name in ("", *names):
         if (base / name).is_dir() and holds(base / name):
             return base / name

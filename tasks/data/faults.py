@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.suite.contracts import MissingDataError
+from subquad.suite.environment import with_extra
 
 
 class DataError(ValueError):
@@ -28,7 +29,7 @@ def needed(module: str, use: str, extra: str) -> Any:
     except (ImportError, OSError, AttributeError) as error:
         name = {"sklearn": "scikit-learn"}.get(name := module.partition(".")[0], name)
         reason = " ".join(str(error).split())
-        raise DataError(f"{use} needs {name} ({reason}); install the extra: pip install -e '.[{extra}]'.") from None
+        raise DataError(f"{use} needs {name} ({reason}); install the extra: {with_extra(extra)}.") from None
 
 
 @contextlib.contextmanager

@@ -89,6 +89,7 @@ def test_a_wheel_works_beside_modules_of_its_folders_names(source, release, tmp_
     only = ("--only", "model.name=gla", "--only", "model.d_model=8", "--plugin", "plugin.py")
     ran = call(site / "bin" / "subquad", "run", "quickstart", *only, *settings, "--device", "cpu")
     assert ran.returncode == 0, ran.stderr
+    assert "now: subquad report quickstart" in ran.stdout
     refused = call(site / "bin" / "subquad", "report", "h3/table2")
     assert (refused.returncode, "`subquad results pull` fetches them" in refused.stderr) == (2, True)
     assert call(site / "bin" / "subquad", "results", "pull").returncode == 0

@@ -1,5 +1,6 @@
 """A release says one thing everywhere: version, date, Python, licence; its forms ask for commands that exist."""
 
+import ast
 import datetime
 import re
 import shlex
@@ -11,7 +12,7 @@ import yaml
 
 from subquad.run_suite import HOME
 from subquad.suite.environment import release
-from subquad.suite.packaging import main, tag, with_addresses
+from subquad.suite.packaging import FOLDERS, main, tag, with_addresses
 from tests.suite.test_documented_commands import GROUP
 
 PROJECT = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
@@ -92,3 +93,19 @@ def test_a_form_is_what_its_host_reads_and_asks_for_commands_that_exist(path):
 
 def test_there_are_three_forms():
     assert [path.stem for path in FORMS] == ["kernel", "mixer", "result"]
+
+
+def test_messages_name_commands_as_they_are_called_in_an_installation():
+    """A text of a checkout stands in `suite.environment` alone; docstrings and what only maintainers call are none."""
+    wrong = []
+    for folder in FOLDERS:
+        for path in (HOME / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text())
+            said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in said]
+            wrong += [
+                f"{path.relative_to(HOME)}:{node.lineno}"
+                for node in texts
+                if isinstance(node.value, str) and re.search(r"python run_suite\.py |pip install", node.value)
+            ]
+    assert {name.partition(":")[0] for name in wrong} <= {"suite/environment.py", "suite/bench/budgets.py"}, wrong

@@ -34,6 +34,10 @@ NonNegative = Annotated[float, Field(ge=0, le=1e6)]
 """A penalty, or a rate that may be zero."""
 Epsilon = Annotated[float, Field(gt=0, le=1)]
 """Constant added to a denominator, against a division by zero."""
+Seconds = Annotated[float, Field(gt=0, le=366 * 86400)]
+"""A time to train, up to a year."""
+Operations = Annotated[float, Field(gt=0, le=1e36)]
+"""A number of floating-point operations."""
 Score = Annotated[float, Field(ge=-1e6, le=1e6)]
 """A value of a metric."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]

@@ -80,8 +80,11 @@ def select_runs(plan: Plan, stored: Sequence[StoredRun], planned: Planned = tupl
     stored: runs of the experiment, of any scales. planned: is asked only where a cell has runs of several settings.
     """
     compared, left_out, apart = on_grid([run for run in stored if run.scale == plan.scale], plan.points)
-    if plan.config.timed:
-        compared, elsewhere = one_device(compared)
+    timed = compared if plan.config.timed else [run for run in compared if is_of_one_device(run)]
+    if timed:
+        of_device, elsewhere = one_device(timed)
+        others = {run.run_id for run in timed} - {run.run_id for run in of_device}
+        compared = [run for run in compared if run.run_id not in others]
         if elsewhere:
             left_out.append(f"left out: {counted(elsewhere)} on another device than that of the newest run")
     best, tried = select_best(compared, plan.config.select, plan.points)
@@ -197,6 +200,11 @@ def on_grid(
         for text, count in sorted(strange.items())
     ]
     return kept, notes, keys
+
+
+def is_of_one_device(run: StoredRun) -> bool:
+    """Whether a run trained for a time, so that its results hold for its device and are averaged with no other's."""
+    return lookup(run.config, "train.budget.seconds") is not None
 
 
 def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:

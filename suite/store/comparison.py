@@ -174,7 +174,7 @@ def _settings(text: str | None) -> str:
 
 def _measure(row: Mapping[str, Any], settings: str) -> Measure:
     device = ""
-    if row["unit"] in SPEED_UNITS:
+    if row["unit"] in SPEED_UNITS or '"train.budget.seconds"' in settings:
         device = row["device"] or "an unknown device"
         # the speed of a processor is that of its threads
         device += f", {row['threads']} threads" if " cores)" in device else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from subquad.suite.identity import likeness
 from subquad.suite.registry import counted
 from subquad.suite.runs import Run
+from subquad.suite.settings.grid import lookup
 from subquad.suite.store import endings
 
 
@@ -27,7 +28,21 @@ def estimate(
     runs of its scale, task and model. The duration of a run that shared its device with others counts by its share.
 
     skip: called with a sentence on each file and run that cannot be read or believed; None: SchemaError is raised.
+
+    Runs whose budget is a time have a line of their own, which needs no stored runs.
     """
+    budgets = [seconds for run in runs if (seconds := lookup(run.resolved, "train.budget.seconds"))]
+    given = []
+    if budgets:
+        whole = _duration(sum(budgets))
+        given = [f"the budget of {counted(len(budgets))} to do is {whole} in all, without evaluation and compilation"]
+    return given + _from_stored(runs, files, skip, jobs)
+
+
+def _from_stored(
+    runs: Sequence[Run], files: Sequence[Path], skip: Callable[[str], None] | None, jobs: int | None
+) -> list[str]:
+    """The lines of `estimate` that stored durations give."""
     if not runs:
         return []
     stored: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
@@ -41,7 +56,10 @@ def estimate(
             stored[device][key].append((share, ending.duration_s))
     if not stored:
         return []
-    wanted = [likeness(run.scale, run.resolved) for run in runs]
+    # a run with a budget of time is as long as that says, whatever other runs of its task and model took
+    wanted = [
+        likeness(run.scale, run.resolved)[: 1 if lookup(run.resolved, "train.budget.seconds") else None] for run in runs
+    ]
     lines = []
     for device, durations in sorted(stored.items()):
         medians = {

@@ -7,8 +7,9 @@ effect on results, and a resumed run gives the same values as an uninterrupted o
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,26 +36,37 @@ def record(
     touched: gives every tensor that the function changes in place. It is called before and after the warm-up; a tensor
     that first appears during the warm-up (optimizer state) is set to zero.
     """
-    before = {id(tensor): (tensor, tensor.detach().clone()) for tensor in touched()}
-    random_state = torch.cuda.get_rng_state(device)
-    stream = _side_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(WARMUPS):
+    with unchanged(touched, device):
+        stream = _side_stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUPS):
+                function()
+        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             function()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        function()
+    return graph.replay
+
+
+@contextlib.contextmanager
+def unchanged(touched: Callable[[], Iterable[Tensor]], device: torch.device) -> Iterator[None]:
+    """A context whose end puts back what was changed in it: tensors, as in `record`, and the random state."""
+    before = {id(tensor): (tensor, tensor.detach().clone()) for tensor in touched()}
+    cuda = device.type == "cuda"
+    random_state = torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state()
+    yield
     with torch.no_grad():
         for tensor in touched():
             if id(tensor) in before:
                 tensor.copy_(before[id(tensor)][1])
             else:
                 tensor.zero_()
-    torch.cuda.set_rng_state(random_state, device)
-    return graph.replay
+    if cuda:
+        torch.cuda.set_rng_state(random_state, device)
+    else:
+        torch.set_rng_state(random_state)
 
 
 class BatchGraphs:

@@ -6,7 +6,18 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from subquad.suite.bounds import Count, Epsilon, Fraction, NonNegative, Positive, Score, Size, Steps
+from subquad.suite.bounds import (
+    Count,
+    Epsilon,
+    Fraction,
+    NonNegative,
+    Operations,
+    Positive,
+    Score,
+    Seconds,
+    Size,
+    Steps,
+)
 from subquad.suite.options import Config
 
 
@@ -64,11 +75,33 @@ class KernelProbe(Config):
         return self
 
 
+class Budget(Config):
+    """What a run may spend, in place of a number of steps. Exactly one of `seconds` and `flops` is given.
+
+    The learning rate follows the share of the budget that is spent. Give its warm-up as `warmup_fraction`.
+    """
+
+    seconds: Seconds | None = None
+    """Time of the training steps on one device, without evaluation, checkpoints, compilation and the recording of
+    graphs. The rows of such a run hold for their `device` alone."""
+    flops: Operations | None = None
+    """Operations of the training steps (`suite/operations.py`). The run ends before a step that would exceed them."""
+    evaluations: Size = 10
+    """Evaluations at equal parts of the budget, the last one at its end."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Budget:
+        if (self.seconds is None) == (self.flops is None):
+            raise ValueError(f"give exactly one of seconds and flops, got seconds={self.seconds}, flops={self.flops}")
+        return self
+
+
 class TrainConfig(Config):
-    """Options of the training with AdamW. Exactly one of `steps` and `epochs` sets the budget."""
+    """Options of the training with AdamW. Exactly one of `steps`, `epochs` and `budget` says when it ends."""
 
     steps: Steps | None = None
     epochs: Steps | None = None
+    budget: Budget | None = None
     epoch_steps: Steps | None = None
     """Steps of an epoch, for tasks with fresh data that have no number of rows. A finite split has its own."""
     length_warmup: tuple[Stage, ...] = ()
@@ -110,7 +143,10 @@ class TrainConfig(Config):
     shuffle: bool = True
     """False: every epoch takes the rows in their stored order, segment by segment."""
     eval_every: Steps | None = None
-    """Epochs or steps, whichever sets the budget, between two evaluations. None: ten evaluations a run."""
+    """Epochs or steps, whichever is given, between two evaluations. None: ten evaluations a run."""
+    eval_flops: tuple[Operations, ...] = ()
+    """Numbers of operations at which the validation rows are evaluated besides, once the steps have taken as many, in
+    rows of the slice `train_flops=1e+15`. They decide nothing: no learning rate, weights or early stop."""
     early_stop: EarlyStop | None = None
     keep: Literal["last", "best"] = "last"
     """Weights that are tested: those of the last step, or those with the best validation `keep_metric`."""
@@ -126,8 +162,14 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _one_budget(self) -> TrainConfig:
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"give exactly one of steps and epochs, got steps={self.steps}, epochs={self.epochs}")
+        if (self.steps is not None) + (self.epochs is not None) + (self.budget is not None) != 1:
+            given = f"steps={self.steps}, epochs={self.epochs}"
+            if self.budget is not None:
+                named = "seconds" if self.budget.flops is None else "flops"
+                given += f", budget={{{named}: {getattr(self.budget, named):g}}}"
+            raise ValueError(f"give exactly one of steps, epochs and budget, got {given}")
+        if self.budget is not None:
+            self._check_budget()
         if self.lr * self.weight_decay >= 1:
             raise ValueError(
                 f"weight_decay={self.weight_decay} with lr={self.lr} takes a weight to the other side of zero in one "
@@ -146,6 +188,15 @@ class TrainConfig(Config):
             raise ValueError("length_warmup: its epochs differ in length; take schedule_unit: step")
         return self
 
+    def _check_budget(self) -> None:
+        """Raises ValueError for an option that counts steps or epochs, of which a budget knows no number."""
+        if self.warmup_steps:
+            raise ValueError("a budget has no number of steps; give warmup_fraction in place of warmup_steps")
+        if self.eval_every is not None:
+            raise ValueError("a budget has no number of steps; give budget.evaluations in place of eval_every")
+        if self.schedule_unit == "epoch":
+            raise ValueError("a budget has no number of epochs; take schedule_unit: step")
+
     @property
     def metrics(self) -> dict[str, str]:
         """Options that name a validation metric which decides something, and the metric."""
@@ -160,7 +211,7 @@ class TrainConfig(Config):
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # runs without these options keep the ids they had before the options existed
         values: dict[str, Any] = handler(self)
-        for key in ("init_from", "length_warmup", "record_kernels", "test_last"):
+        for key in ("budget", "eval_flops", "init_from", "length_warmup", "record_kernels", "test_last"):
             if not values.get(key, True):
                 del values[key]
         return values

@@ -50,6 +50,16 @@ class Stopwatch:
         self._steps = self._tokens = 0
 
     @property
+    def open_seconds(self) -> float:
+        """About how long the steps of the open window take.
+
+        The host may have launched them before the device is done, so they take at least as long as those of the last
+        window did.
+        """
+        known = self._steps / self.steps_per_s[-1] if self.steps_per_s else 0.0
+        return 0.0 if self._start is None else max(self.seconds, known)
+
+    @property
     def seconds(self) -> float:
         """Seconds since the open window began; 0 where none is open."""
         return 0.0 if self._start is None else self.clock() - self._start

@@ -47,9 +47,10 @@ class Prepared:
     """Tells which rows a step trains on."""
     valid: list[Segment]
     """The validation rows, on the device."""
-    total_steps: int
+    total_steps: int | None
+    """None where a budget says when the run ends."""
     eval_steps: int
-    """Steps between two evaluations."""
+    """Steps between two evaluations; 0 where a budget says when there is one."""
     model: Model
     operations: OperationCounter
     """Counts the operations of the model."""
@@ -91,8 +92,11 @@ def prepared(
         outcome.data_digest = staged_digest(splits, [task for _, task, _ in stages], run.seed)
         order = _order(run, splits, stages, device)
         cleanup.callback(order.close)
-        total_steps = order.stage_steps + (train.steps or (train.epochs or 1) * order.epoch_steps)
-        unit = order.epoch_steps if train.epochs else 1
+        total_steps, eval_steps = None, 0
+        if train.budget is None:
+            total_steps = order.stage_steps + (train.steps or (train.epochs or 1) * order.epoch_steps)
+            unit = order.epoch_steps if train.epochs else 1
+            eval_steps = (train.eval_every or 0) * unit or max(1, total_steps // 10)
         valid = [to_device(segment, device) for segment in splits.valid]
 
         torch.manual_seed(torch_seed(run.seed, "init"))
@@ -132,7 +136,7 @@ def prepared(
             order=order,
             valid=valid,
             total_steps=total_steps,
-            eval_steps=(train.eval_every or 0) * unit or max(1, total_steps // 10),
+            eval_steps=eval_steps,
             model=model,
             operations=operations,
             whole=whole,

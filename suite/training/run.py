@@ -44,6 +44,9 @@ class TrainingRun(Run):
                 "model.norm=batch: its statistics are over all rows of a batch, so the batch cannot be divided; leave "
                 "out micro_batch_size and train in one process"
             )
+        budget = self.train.budget
+        if self.processes > 1 and budget is not None and budget.seconds is not None:
+            raise ValueError("train.budget.seconds: it is the time of one device; train in one process, or give flops")
         if self.processes > 1 and self.train.compile:
             raise ValueError("train.compile is for one process; set it to false")
         for key, metric in self.train.metrics.items():

@@ -7,8 +7,10 @@ import math
 from subquad.suite.training.config import TrainConfig
 
 
-def lr_factor(train: TrainConfig, step: int, total_steps: int, epoch_steps: int) -> float:
+def lr_factor(train: TrainConfig, step: float, total_steps: float, epoch_steps: int) -> float:
     """The learning rate of `step` (counted from 0) over `train.lr`; multiplies the rate of every parameter group.
+
+    Where a run has a budget, `step` and `total_steps` are what it has spent and the whole of it, in any unit.
 
     Warm-up: linear from `warmup_from` to `lr`. Then with p = (step - warmup) / (total - warmup):
     cosine: min + (lr - min) (1 + cos(pi p)) / 2;  linear: lr + (min - lr) p;  constant and plateau: lr.

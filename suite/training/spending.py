@@ -32,6 +32,8 @@ class Spending:
         self.counter, self.watch = counter, watch
         self.tokens = 0
         self.flops: int | None = 0
+        self.flops_before = 0
+        """Operations without those of the last step."""
         self.unknown = ""
         self._of_step: dict[tuple[Any, ...], int] = {}
 
@@ -53,6 +55,7 @@ class Spending:
     def add(self, segment: Segment, num_rows: int) -> None:
         """Counts a step on so many rows of a segment."""
         flops = self.flops_of(segment, num_rows)
+        self.flops_before = self.flops or 0
         self.flops = None if self.flops is None or flops is None else self.flops + flops
         self.tokens += num_rows * segment.inputs.shape[1]
 

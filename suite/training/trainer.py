@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from subquad.suite.contracts import Batch, Segment
+from subquad.suite.environment import device_name
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, Progress, RunEnded, Worker
 from subquad.suite.training import checkpoints, measure, parallel
-from subquad.suite.training.capture import BatchGraphs
+from subquad.suite.training.capture import BatchGraphs, unchanged
+from subquad.suite.training.course import BudgetCourse, Course, FlopsCourse, SecondsCourse
 from subquad.suite.training.data import chunks, require_rows, take, to_device
 from subquad.suite.training.finish import generated_rows, measured_rows
 from subquad.suite.training.learned_kernels import kernel_rows
@@ -48,21 +50,23 @@ class Trainer(Worker):
     checkpoint: file for what a later call needs to continue, or None.
     report: called about twice a second with the progress.
     stop: asked between steps; once it is true, a checkpoint is saved and KeyboardInterrupt raised.
+    clock: gives the seconds by which the time of the steps is measured.
     """
 
     run: TrainingRun
     ready: Prepared
     """Everything the run trains with, from the beginning of a call on."""
 
-    def __init__(self, *run: Any, **options: Any) -> None:
+    def __init__(self, *run: Any, clock: Callable[[], float] = time.perf_counter, **options: Any) -> None:
         super().__init__(*run, **options)
         self.train = self.run.train
         self.group = parallel.current()
-        self.watch = measure.Stopwatch(self.device)
+        self.watch = measure.Stopwatch(self.device, clock)
         self.selection = Selection(self.train)
         self.scores = Scores(self.run.task, self.device)
         self.graphs: BatchGraphs | None = None
         self.step, self.earlier_s, self.lr = 0, 0.0, 0.0
+        self._rehearsed: set[tuple[Any, ...]] = set()
         self.trained = False
         self.note, self.unsaved = "preparing", ""
 
@@ -104,6 +108,7 @@ class Trainer(Worker):
             if self.ready.recorded:
                 self.graphs = BatchGraphs(self._touched, self.device, self.watch.pause)
             self.spending = Spending(self.ready.operations, self.watch)
+            self.course = self._course()
             yield
 
     def _seconds(self) -> float:
@@ -112,23 +117,28 @@ class Trainer(Worker):
     def _loop(self) -> None:
         self.model.train()
         saved_at = time.perf_counter()
-        while self.step < self.ready.total_steps and not self.selection.done:
+        while not self.selection.done and self.course.goes_on(self.step):
             self._heed_stop("training")
             segment, rows = self.ready.order.locate(self.step)
             self._set_lr()
+            self._rehearse(segment, rows)
             self.watch.start()
             self._call("train", self._train_step, segment, rows)
             self.watch.add(len(rows) * segment.inputs.shape[1])
             self.spending.add(segment, len(rows))
             self.step += 1
-            at_eval = self.step % self.ready.eval_steps == 0 or self.step == self.ready.total_steps
-            if self.group.agreed(at_eval or self.watch.seconds > REPORT_EVERY_S):
+            readings = self._readings()
+            due = bool(readings) or self.course.wants_clock(self.step)
+            if self.group.agreed(due or self.watch.seconds > REPORT_EVERY_S):
                 if (bad := int(self.ready.losses.bad_step)) >= 0:
                     self.outcome.step = bad
                     raise RunEnded("diverged", f"loss is not finite at step {bad}")
                 self.watch.stop()
                 self._report()
-                if at_eval:
+                for flops in readings:
+                    self._read_at(flops)
+                if self.course.evaluates(self.step):
+                    self.course.evaluated()
                     self._validate()
                 if self.group.agreed(time.perf_counter() - saved_at > CHECKPOINT_EVERY_S):
                     self._save_if_possible()
@@ -138,8 +148,49 @@ class Trainer(Worker):
             self._save_if_possible()
         self.trained = True
 
+    def _course(self) -> Course:
+        """The course of the run from its beginning."""
+        budget = self.train.budget
+        if budget is None:
+            assert self.ready.total_steps is not None
+            return Course(self.ready.total_steps, self.ready.eval_steps)
+        if budget.seconds is not None:
+            return SecondsCourse(budget, self.watch)
+
+        def next_step(step: int) -> int | None:
+            segment, rows = self.ready.order.locate(step)
+            return self.spending.flops_of(segment, len(rows))
+
+        return FlopsCourse(budget, self.spending, next_step)
+
+    def _rehearse(self, segment: Segment, rows: Tensor) -> None:
+        """Carries out the first step of a shape without any effect, where a time is measured that no compilation is in.
+
+        Where steps are recorded, their recording does so.
+        """
+        if not isinstance(self.course, SecondsCourse) or self.graphs is not None:
+            return
+        shape = len(rows), segment.inputs.shape[1:], segment.targets.shape[1:]
+        if shape not in self._rehearsed:
+            self._rehearsed.add(shape)
+            with self.watch.pause(), unchanged(self._touched, self.device):
+                self._train_step(take(segment, rows))
+
+    def _readings(self) -> list[float]:
+        """Those of `eval_flops` that the last step has reached."""
+        spent, before = self.spending.flops, self.spending.flops_before
+        return [flops for flops in sorted(self.train.eval_flops) if spent is not None and before < flops <= spent]
+
+    def _read_at(self, flops: float) -> None:
+        """Adds the validation metrics at a number of operations, which decide nothing."""
+        found, parts = Outcome(), {"": [metrics for _, metrics in self._validation()]}
+        add_rows(found, self.run.task, "valid", parts, self.step)
+        # a row of the whole split would be taken for an evaluation of the weights that a run may keep
+        self.outcome.rows += [{**row, "slice": f"train_flops={flops:g}"} for row in found.rows]
+
     def _set_lr(self) -> None:
-        planned = lr_factor(self.train, self.step, self.ready.total_steps, self.ready.order.epoch_steps)
+        position = self.course.position(self.step)
+        planned = lr_factor(self.train, *position, self.ready.order.epoch_steps)
         factor = self.selection.plateau.factor * planned
         self.lr = self.train.lr * factor
         for group, lr in zip(self.ready.optimizer.param_groups, self.ready.base_lr, strict=True):
@@ -212,7 +263,8 @@ class Trainer(Worker):
         """Reports how far the run is, with new values."""
         if self.report is not None:
             finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-            self.report(Progress(self.step, self.ready.total_steps, self.note, finite, self._seconds()))
+            expected = self.course.expected(self.step)
+            self.report(Progress(self.step, expected, self.note, finite, self._seconds()))
 
     def _validate(self) -> None:
         mean = self.ready.losses.mean()
@@ -221,12 +273,17 @@ class Trainer(Worker):
             self.ready.losses.clear()
         for row in self.spending.rows(self.step):
             self.outcome.add(**row)
-        self.model.eval()
         parts = defaultdict(list)
-        for segment in self.ready.valid:
-            parts[segment.slice].append(self._evaluate(segment))
-        self.model.train()
+        for segment, metrics in self._validation():
+            parts[segment.slice].append(metrics)
         self.selection.update(self._add_rows("valid", parts), self.model.state_dict)
+
+    def _validation(self) -> list[tuple[Segment, Metrics]]:
+        """The metrics of every segment of the validation rows."""
+        self.model.eval()
+        found = [(segment, self._evaluate(segment)) for segment in self.ready.valid]
+        self.model.train()
+        return found
 
     def _test(self) -> None:
         self.alive("testing", self.step)
@@ -346,6 +403,7 @@ class Trainer(Worker):
             "rows": self.outcome.rows,
             "rates": [self.watch.tokens_per_s, self.watch.steps_per_s],
             "spent": self.spending.state(),
+            "device": device_name(self.device),
             "cpu_random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
@@ -381,6 +439,11 @@ class Trainer(Worker):
         """Continues from what `_save` wrote."""
         if state["run_id"] != self.run.run_id or state["data_digest"] != self.ready.splits.digest:
             raise RunEnded("failed", f"{self.checkpoint}: belongs to another run; remove it")
+        if isinstance(self.course, SecondsCourse) and state["device"] != device_name(self.device):
+            raise RunEnded(
+                "failed",
+                f"{self.checkpoint}: its seconds are of {state['device']}; continue the run there, or remove it",
+            )
         weights = self.model.state_dict()
         self.model.load_state_dict(checkpoints.from_parts([part["model"] for part in parts], weights))
         checkpoints.take_moments(self.ready.optimizer, [part["optimizer"] for part in parts], self.ready.parameters)
@@ -396,3 +459,5 @@ class Trainer(Worker):
         self.outcome.rows = state["rows"]
         self.watch.tokens_per_s, self.watch.steps_per_s = state["rates"]
         self.spending.take(state["spent"])
+        if isinstance(self.course, BudgetCourse):
+            self.course.restart()

@@ -65,6 +65,18 @@ def test_settings_are_never_averaged_the_newest_is_shown(make):
     assert note(report, "all of these runs").endswith("--by model.name --by train.clip")
 
 
+def test_runs_that_trained_for_a_time_are_never_averaged_over_devices(make):
+    """Nor chosen from two devices; those of the newest run's device are shown."""
+    train = {"budget": {"seconds": 180.0}}
+    later = {"started_at": "2027-01-01T00:00:00+00:00", "device": "NVIDIA H200"}
+    ours = three(values=(0.998, 0.998, 0.998), columns=later, train=train)
+    others = [make_run(seed=seed, test=0.2, train=train, columns={"device": "CPU"}) for seed in (3, 4)]
+    report = make(*ours, *others)
+    assert cell(report, "H3", "AR").mean == pytest.approx(99.8)
+    assert cell(report, "H3", "AR").num_seeds == 3
+    assert note(report, "left out") == "left out: 2 runs on another device than that of the newest run"
+
+
 def test_the_newest_setting_is_that_of_the_newest_run(make):
     """Its other runs may be older than those of the setting that is left out."""
 

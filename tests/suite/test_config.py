@@ -136,7 +136,7 @@ def test_other_seeds_are_refused(text):
         (
             {"baseline": {**GRID["baseline"], "train": {"epochs": 1, "steps": 2}}},
             {},
-            ["exactly one of steps and epochs"],
+            ["exactly one of steps, epochs and budget"],
         ),
         ({"baseline": {**GRID["baseline"], "train": {"epochs": 0}}}, {}, ["train: epochs", "got 0"]),
         ({"sweep": {"lr": [1]}}, {}, ["'lr'", "task, model, train"]),

@@ -199,7 +199,9 @@ def capabilities() -> Iterator[Capability]:
     yield _package("ray", "run --executor ray", "ray")
     yield _package("submitit", "run --executor slurm", "slurm")
     yield _package("tensorboard", "run --log tensorboard", "tensorboard")
+    yield _package("trackio", "run --log trackio, export --to trackio", "trackio")
     yield _package("wandb", "run --log wandb", "wandb")
+    yield _package("huggingface_hub", "weights push", "hub")
     sha, dirty = commit()
     state = " with uncommitted changes" if dirty else ""
     yield Capability("git", "commit in every row", f"{sha[:12]}{state}" if sha else "", "" if sha else "not a checkout")

@@ -82,7 +82,7 @@ def run(
     ] = False,
     log: Annotated[
         list[str] | None,
-        typer.Option(help="Show the metrics of training in tensorboard or wandb, too; repeatable."),
+        typer.Option(help="Show the metrics of training in tensorboard, trackio or wandb, too; repeatable."),
     ] = None,
     within: Annotated[
         str | None,

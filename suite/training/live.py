@@ -22,12 +22,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from subquad.suite import trackers
 from subquad.suite.environment import with_extra
 from subquad.suite.registry import nearest
 from subquad.suite.runs import Progress, Run
 from subquad.suite.store.target import is_remote, make_folder, replacing
 
-SINKS = ("tensorboard", "wandb")
+SINKS = ("tensorboard", "trackio", "wandb")
 """Viewers that get the metrics, too; the name of each is that of its package and of the extra that installs it."""
 
 UPLOAD_EVERY_S = 30.0
@@ -39,12 +40,20 @@ def check_sinks(names: Iterable[str], results: Path) -> None:
     for name in names:
         if name not in SINKS:
             raise ValueError(f"--log {name}: unknown{nearest(name, SINKS)}; there are: {', '.join(SINKS)}")
-        spec = importlib.util.find_spec(name)
-        # a folder of this name is no package
-        if spec is None or spec.origin is None:
-            raise ValueError(f"--log {name} needs the package {name}; install the extra: {with_extra(name)}.")
+        require(name, f"--log {name}")
         if name == "tensorboard" and is_remote(results):
             raise ValueError(f"--log {name} --results {results}: it writes files of this machine; give a folder")
+
+
+def require(package: str, words: str, extra: str = "") -> None:
+    """Raises ValueError, with the words that asked for it in front, where an optional package is missing.
+
+    extra: the one that installs it, where it has another name.
+    """
+    spec = importlib.util.find_spec(package)
+    # a folder of this name is no package
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{words} needs the package {package}; install the extra: {with_extra(extra or package)}.")
 
 
 class Sink(Protocol):
@@ -162,6 +171,19 @@ class WeightsAndBiases:
         self.run.finish()
 
 
+class Trackio:
+    """A run of Trackio, named by the id of ours (`suite.trackers`)."""
+
+    def __init__(self, run: Run, path: Path, step: int) -> None:
+        self.run = trackers.begin(run.run_id, run.experiment, run.resolved, resume=step > 0)
+
+    def add(self, step: int, seconds: float, metrics: Mapping[str, float]) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
 class Log:
     """Context manager that gives the progress of one run to its file and to the viewers that were asked for.
 
@@ -171,7 +193,7 @@ class Log:
 
     def __init__(self, run: Run, path: Path, names: Iterable[str] = ()) -> None:
         self.run, self.path = run, path
-        kinds: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+        kinds: dict[str, Any] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": WeightsAndBiases}
         self.kinds = [JsonLines, *(kinds[name] for name in names)]
         self.sinks: list[Sink] | None = None
 

@@ -156,6 +156,68 @@ def test_weights_and_biases_gets_a_run_of_the_same_id(wandb, tmp_path):
     assert wandb.calls[-1] == "finished"
 
 
+class Trackio(types.ModuleType):
+    """Stands for the package, whose functions refuse what its version 0.43 refuses, and records the calls."""
+
+    def __init__(self):
+        super().__init__("trackio")
+        self.__spec__ = importlib.machinery.ModuleSpec("trackio", None, origin="here")
+        self.runs = []
+
+    def init(self, project, name=None, group=None, config=None, resume="never"):
+        assert resume in ("must", "allow", "never")
+        assert not any(key.startswith("_") for key in config)
+        self.runs.append({"project": project, "name": name, "group": group, "resume": resume, "config": config})
+        self.runs[-1] |= {"steps": [], "finished": False}
+        return self
+
+    def log(self, metrics, step=None):
+        assert not {"project", "run", "timestamp", "step", "time", "metrics"} & set(metrics)
+        self.runs[-1]["steps"].append((step, metrics))
+
+    def finish(self):
+        self.runs[-1]["finished"] = True
+
+
+@pytest.fixture
+def trackio(monkeypatch):
+    module = Trackio()
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    return module
+
+
+def test_trackio_gets_a_run_of_the_same_name(trackio, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRACKIO_PROJECT", "mine")
+    run = toy()
+    calls = iter(range(100))
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, tmp_path, CPU, stop=lambda: next(calls) >= 3, log=["trackio"])
+    execute(run, tmp_path, CPU, log=["trackio"])
+    first, second = trackio.runs
+    assert (first["project"], first["name"], first["group"]) == ("mine", run.run_id, "toy/test")
+    assert (first["resume"], second["resume"]) == ("never", "allow")
+    assert first["config"]["train.lr"] == 0.01
+    assert [one["finished"] for one in trackio.runs] == [True, True]
+    known = [step for step, metrics in [*first["steps"], *second["steps"]] if "valid/accuracy" in metrics]
+    assert known == [2, 4, 6, 8]
+
+
+def test_trackio_gets_stored_rows_as_runs(trackio, command_line, tmp_path):
+    run = toy()
+    execute(run, tmp_path, CPU)
+    done = command_line("export", tmp_path, "--to", "trackio", "--only", "metric=accuracy,loss,run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "gave 1 run to trackio\n"
+    (found,) = trackio.runs
+    assert (found["name"], found["finished"]) == (run.run_id, True)
+    rows = storage.load(storage.result_path(tmp_path, run.experiment, run.scale, run.run_id)).to_pylist()
+    wanted = [row for row in rows if row["metric"] in ("accuracy", "loss")]
+    assert sum(len(metrics) for _, metrics in found["steps"]) == len(wanted)
+    last = next(row["value"] for row in wanted if (row["metric"], row["split"], row["slice"]) == ("loss", "test", ""))
+    assert dict(found["steps"])[8]["test/loss"] == last
+    assert [step for step, _ in found["steps"]] == [2, 4, 6, 8]
+
+
 def test_a_viewer_that_fails_does_not_fail_the_run(wandb, tmp_path):
     wandb.fails = True
     run = toy()

@@ -124,6 +124,8 @@ REFUSED = [
     ("report quickstart --figure costs", "quickstart --figure costs: a figure of kind costs needs one"),
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),
     ("report quickstart --update-docs", "--update-docs writes all documents", "nothing beside it"),
+    # elsewhere
+    ("export quickstart --to trackio --out rows.csv", "export --to trackio: a viewer gets the rows", "leave --out"),
     # benchmarks
     ("bench --compare no-such-branch", "'no-such-branch'", "neither a git revision", "folder"),
     ("bench --against peer", "'peer'", "neither a git revision"),

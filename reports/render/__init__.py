@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args
 
+from subquad.reports.render import logbook
 from subquad.reports.render.against import against
 from subquad.reports.render.arena import arena
 from subquad.reports.render.board import About, Board, index, overview, read_papers
@@ -56,6 +57,7 @@ __all__ = [
     "history",
     "index",
     "load_runs",
+    "logbook",
     "overview",
     "pick_scale",
     "read_papers",

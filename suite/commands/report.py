@@ -422,3 +422,18 @@ def _docstrings(path: Path, name: str) -> str:
     module = ast.parse(path.read_text())
     found = [node for node in module.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name]
     return "\n\n".join(text for node in (module, *found) if (text := ast.get_docstring(node)))
+
+
+def verdicts_of(repository: Repository, names: Sequence[str], results: Path | None) -> Iterator[dict[str, Any]]:
+    """The lines of a logbook (`reports.render.logbook`) of experiments or papers, at every scale that has rows."""
+    rendering = repository.rendering()
+    known = repository.experiments()
+    for name in names:
+        of_paper = [one for one in known if one.startswith(f"{name.rstrip('/')}/")]
+        for experiment, config, path in map(repository.experiment, of_paper if _paper(repository, name) else [name]):
+            files = repository.files(experiment, results)
+            runs = rendering.load_runs(rendering.rows_of(files, skipped))
+            planned = _planned(repository, name if experiment not in known else experiment)
+            for scale in (scale for scale in config.scales if scale in {run.scale for run in runs}):
+                report = rendering.report_of(config, path.parent, experiment, runs, scale=scale, planned=planned)
+                yield from rendering.logbook.lines(report)

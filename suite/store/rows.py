@@ -177,11 +177,12 @@ def write_csv(selection: Selection, file: TextIO) -> None:
     for row, settings in selection.rows():
         if settings is not before:
             # all rows of a run share them
-            cells, before = [_cell(settings.get(name)) for name in selection.settings], settings
-        writer.writerow([*(_cell(row[name]) for name in COLUMNS), *cells])
+            cells, before = [cell(settings.get(name)) for name in selection.settings], settings
+        writer.writerow([*(cell(row[name]) for name in COLUMNS), *cells])
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """A value as it stands in a CSV file."""
     if isinstance(value, str) and value[:1] in FORMULA:
         return f"'{value}"
     return json.dumps(value) if isinstance(value, (bool, list, Mapping)) else value

@@ -7,8 +7,10 @@ import os
 
 import pytest
 
+from subquad.run_suite import REPOSITORY
 from tests.stored import store
 
+WORDS = ("verified", "falsified", "toy", "inconclusive")
 VALUES = [0.1, 1 / 3, 1e-300, 12345678901234567.0]
 
 
@@ -114,3 +116,14 @@ def test_a_text_is_no_formula_of_a_spreadsheet(command_line, tmp_path, text):
     done = command_line("export", "quickstart", "--results", tmp_path)
     (found,) = csv.DictReader(io.StringIO(done.stdout))
     assert (found["error"], found["value"]) == (f"'{text}", "-1.5")
+
+
+def test_verdicts_are_exported(command_line):
+    """Of a paper, at every scale that has rows; the claims that this project makes itself are none of a paper."""
+    done = command_line("export", "h3/table2", "h3/figure2", "--verdicts", "--results", REPOSITORY.reference)
+    assert done.returncode == 0, done.stderr
+    lines = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert {(line["experiment"], line["kind"]) for line in lines} >= {("h3/table2", "number"), ("h3/figure2", "claim")}
+    assert not any(line["source"].startswith("ours") for line in lines)
+    as_json = command_line("export", "h3/table2", "--verdicts", "--format", "json")
+    assert {line["logbook"] for line in json.loads(as_json.stdout)} <= {*WORDS, ""}

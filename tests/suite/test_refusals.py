@@ -125,7 +125,9 @@ REFUSED = [
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),
     ("report quickstart --update-docs", "--update-docs writes all documents", "nothing beside it"),
     # elsewhere
-    ("export quickstart --to trackio --out rows.csv", "export --to trackio: a viewer gets the rows", "leave --out"),
+    ("export quickstart --to trackio --out rows.csv", "export --to trackio: a viewer gets the rows and no file"),
+    ("export h3/table2 --verdicts --only metric=loss", "export --verdicts: verdicts are of tables"),
+    ("export leaderboard/parameters --verdicts", "no stored run has a number of a paper to compare with, or a claim"),
     # benchmarks
     ("bench --compare no-such-branch", "'no-such-branch'", "neither a git revision", "folder"),
     ("bench --against peer", "'peer'", "neither a git revision"),

@@ -48,7 +48,7 @@ REFERENCE = HOME / "results" / "reference"
 TABLES = "results/tables.md"
 """The page of every table and figure of the four papers, which stands for `reports/papers.yaml`."""
 TUTORIALS = ("running", "your-mixer", "your-task", "submit")
-GUIDES = ("grids", "weights", "reading", "notebook", "data", "benchmarks", "glossary")
+GUIDES = ("commands", "contents", "grids", "weights", "reading", "notebook", "data", "benchmarks", "glossary")
 PLACED = (*TUTORIALS, "results", "arena")
 """Pages of docs/ that are no guides."""
 PAGES = ("*.md", "docs/*.md", "docs/diagrams/*.md", "kernels/*.md", "kernels/*/*.md", "reports/**/*.md", "results/*.md")

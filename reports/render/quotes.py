@@ -34,6 +34,9 @@ The results tables of documents need no keys. They have one number of each exper
 
 `ours` is the mean of a cell with its standard deviation and marks, and that of the last epoch where the best one was
 chosen on test; `claims` says how many hold, fail, are unclear and are not run. A dash stands for what is not there.
+The README has the same of few experiments in five columns, at the paper's scale:
+
+    | [experiment](folder) | row: column (unit) | paper | ours | claims |
 """
 
 from __future__ import annotations
@@ -196,30 +199,53 @@ LINE = re.compile(
 )
 
 
+SHORT = re.compile(
+    r"^\| \[(?P<experiment>[^]]+)\]\(reports/(?P=experiment)/\) "
+    r"\| (?P<cell>(?!\[)[^|]+) \| (?P<paper>[^|]+) \| (?P<ours>[^|]+) \| (?P<claims>[^|]+) \|$",
+    re.MULTILINE,
+)
+
+
 def rewritten(text: str, report: Callable[[str, str], Report]) -> str:
     """The text with the cell, numbers, marks and claims of every line as the reports have them.
 
     report: gives the report of an experiment at a scale. Raises ValueError for a line whose report has no number.
     """
-    return LINE.sub(lambda line: _results_line(line, report(line["experiment"], line["scale"])), text)
+    text = LINE.sub(lambda line: _results_line(line, report(line["experiment"], line["scale"])), text)
+    return SHORT.sub(lambda line: _short_line(line, report(line["experiment"], "paper")), text)
+
+
+def _short_line(line: re.Match[str], report: Report) -> str:
+    row, column, unit, paper, ours, claims = _numbers(report, "")
+    # what no claim does is not said
+    said = " · ".join(part for part in claims.split(" · ") if not part.startswith("0 "))
+    new = (f"{row}: {column}" + (f" ({unit})" if unit else ""), paper, ours, said or DASH)
+    return line[0][: line.start("cell") - line.start()] + " | ".join(new) + " |"
 
 
 def _results_line(line: re.Match[str], report: Report) -> str:
+    return line[0][: line.start("row") - line.start()] + " | ".join(_numbers(report, line["unit"])) + " |"
+
+
+def _numbers(report: Report, unit: str) -> tuple[str, str, str, str, str, str]:
+    """Row, column, unit, the paper's number, ours and the claims of the cell that stands for an experiment.
+
+    unit: the one of a cell that has none.
+    """
     cell = headline(report)
     if cell is None:
-        raise ValueError(f"{line['experiment']}, {line['scale']} has no number")
+        raise ValueError(f"{report.experiment}, {report.scale} has no number")
     words = [report.spec.reference] * (report.spec.reference != "paper") + [cell.verdict] * (cell.verdict in SHARED)
     paper = paper_text(cell) if cell.published and cell.published.value is not None else ""
     last = last_text(cell, report.decimals)
-    new = (
+    return (
         cell.row,
         cell.column,
-        cell.unit or line["unit"],
+        cell.unit or unit,
         paper + (f" ({', '.join(words)})" if words else "") if paper else DASH,
         ours_text(cell, report.decimals) + (f" (last epoch {last})" if last else ""),
         claims_text(count(report), prefix(report)) or DASH,
     )
-    return line[0][: line.start("row") - line.start()] + " | ".join(new) + " |"
 
 
 class CommittedRows:

@@ -11,7 +11,7 @@ import yaml
 
 from subquad.models import MODELS
 from subquad.reports.render import Report, read_papers
-from subquad.reports.render.quotes import LINE, rewritten
+from subquad.reports.render.quotes import LINE, SHORT, rewritten
 from subquad.suite.options import parse
 from subquad.suite.settings.config import ExperimentConfig, find_experiments
 from subquad.suite.settings.grid import expand
@@ -22,10 +22,11 @@ from tests.reports.committed import ROWS
 
 HOME = Path(__file__).resolve().parents[2]
 README = (HOME / "README.md").read_text()
-REDUCED = (HOME / "docs" / "results.md").read_text()
+NUMBERS = (HOME / "docs" / "results.md").read_text()
+CONTENTS = (HOME / "docs" / "contents.md").read_text()
 REFERENCE = HOME / "results" / "reference"
 EXPERIMENTS = find_experiments(HOME / "reports")
-RESULTS = list(LINE.finditer(README + REDUCED))
+RESULTS = [*LINE.finditer(NUMBERS), *SHORT.finditer(README)]
 
 
 def reference_report(experiment: str, scale: str) -> Report:
@@ -33,12 +34,17 @@ def reference_report(experiment: str, scale: str) -> Report:
     return ROWS.report(experiment, scale)
 
 
+def scale_of(line: re.Match[str]) -> str:
+    """The scale that a line names, or that of the README's table."""
+    return line.groupdict().get("scale", "README")
+
+
 def lines() -> list[Any]:
     """Returns the lines of the tables. Those of the largest experiments are slow, whose reports take 5 to 10 s."""
     slow = [pytest.mark.slow]
     large = ("mad/score", "state-tracking/mixers")
     return [
-        pytest.param(line, id=f"{line['experiment']}-{line['scale']}", marks=slow * (line["experiment"] in large))
+        pytest.param(line, id=f"{line['experiment']}-{scale_of(line)}", marks=slow * (line["experiment"] in large))
         for line in RESULTS
     ]
 
@@ -65,14 +71,22 @@ def test_a_line_is_rewritten_as_the_rows_have_it():
 
 
 def test_every_line_of_the_results_table_is_read():
-    tables = re.findall(r"^\| experiment \| scale \|.*\n\| ---.*\n((?:\|.*\n)+)", README + REDUCED, re.MULTILINE)
+    tables = re.findall(r"^\| experiment \| scale \|.*\n\| ---.*\n((?:\|.*\n)+)", NUMBERS, re.MULTILINE)
     assert len(tables) == 2
+    tables += re.findall(r"^\| table \| cell \|.*\n\| ---.*\n((?:\|.*\n)+)", README, re.MULTILINE)
     assert len(RESULTS) == sum(len(table.splitlines()) for table in tables) > 10
 
 
-def test_paper_scale_stands_in_the_readme_and_the_rest_among_the_reduced():
-    assert {match["scale"] for match in LINE.finditer(README)} == {"paper"}
-    assert "paper" not in {match["scale"] for match in LINE.finditer(REDUCED)}
+def test_the_table_of_the_readme_fits_a_screen():
+    (header,) = re.findall(r"^\| table \| cell \|.*$", README, re.MULTILINE)
+    assert header.count("|") == 6
+    assert 4 <= len(SHORT.findall(README)) <= 10
+
+
+def test_paper_scale_stands_in_a_table_of_its_own_and_the_rest_among_the_reduced():
+    at_paper, reduced = NUMBERS.split("\n## Reduced protocols\n")
+    assert {match["scale"] for match in LINE.finditer(at_paper)} == {"paper"}
+    assert "paper" not in {match["scale"] for match in LINE.finditer(reduced)}
 
 
 def test_every_experiment_with_committed_rows_has_a_line():
@@ -80,10 +94,10 @@ def test_every_experiment_with_committed_rows_has_a_line():
     assert {line["experiment"] for line in RESULTS} == have_rows & set(EXPERIMENTS)
 
 
-def test_the_readme_names_every_task_model_operator_and_experiment():
-    missing = [name for registry in (TASKS, MODELS) for name in registry if f"`{name}`" not in README]
+def test_the_contents_name_every_task_model_operator_and_experiment():
+    missing = [name for registry in (TASKS, MODELS) for name in registry if f"`{name}`" not in CONTENTS]
     operators = [path.parent.name for path in (HOME / "kernels").glob("*/reference.py")]
-    missing += [name for name in operators if f"(kernels/{name}/)" not in README]
+    missing += [name for name in operators if f"kernels/{name}/)" not in CONTENTS]
     # the experiments of the papers are in a list of their own, which has them all
     placed = {
         name
@@ -91,13 +105,13 @@ def test_the_readme_names_every_task_model_operator_and_experiment():
         for item in items
         for name in item.experiments
     }
-    missing += [name for name in EXPERIMENTS if f"reports/{name}/)" not in README and name not in placed]
+    missing += [name for name in EXPERIMENTS if f"reports/{name}/)" not in CONTENTS + NUMBERS and name not in placed]
     assert missing == []
 
 
-def test_the_readmes_own_grid_resolves_to_six_runs():
-    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
-    config = parse(ExperimentConfig, yaml.safe_load(text), "README.md")
+def test_the_guides_own_grid_resolves_to_six_runs():
+    text, *_ = re.findall(r"```yaml\n(title: .*?)```", (HOME / "docs" / "grids.md").read_text(), re.DOTALL)
+    config = parse(ExperimentConfig, yaml.safe_load(text), "grids.md")
     assert len(expand("mine/recall", config, Resolver(TASKS, MODELS))) == 6
 
 

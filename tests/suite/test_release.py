@@ -65,7 +65,7 @@ def test_no_link_of_the_readme_depends_on_where_it_is_shown():
     text = with_addresses((HOME / "README.md").read_text(), "https://host/o/r", "v1")
     targets = re.findall(r"\]\(([^)]*)\)", text)
     assert all(target.startswith(("https://", "#")) for target in targets)
-    assert "](https://host/o/r/raw/v1/docs/quickstart.png)" in text
+    assert "](https://host/o/r/raw/v1/docs/scoreboard.png)" in text
     assert "](https://host/o/r/blob/v1/docs/data.md)" in text
     assert "[![check](https://host/o/r/actions/workflows/check.yml/badge.svg)](https://host/o/r/actions/" in text
 

@@ -48,7 +48,7 @@ LINKS := build/types/subquad
 links:
 	mkdir -p $(LINKS)
 	for part in suite tasks models kernels reports run_suite.py; do ln -sfn ../../../$$part $(LINKS)/$$part; done
-	ln -sfn ../../../suite/package/subquad/__init__.py $(LINKS)/__init__.py
+	for file in __init__.py __main__.py; do ln -sfn ../../../suite/package/subquad/$$file $(LINKS)/$$file; done
 
 types: $(VENV)/test.stamp links
 	$(BIN)/mypy

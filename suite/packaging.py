@@ -121,8 +121,9 @@ class BuildPy(build_py):
         shutil.rmtree(target, ignore_errors=True)
         for name in FOLDERS:
             shutil.copytree(root / name, target / HOME / name, ignore=shutil.ignore_patterns("__pycache__", "package"))
-        for file in (root / "run_suite.py", *(root / PACKAGE).glob("[!_]*"), root / PACKAGE / "__init__.py"):
-            shutil.copyfile(file, target / HOME / file.name)
+        for file in (root / "run_suite.py", *(root / PACKAGE).iterdir()):
+            if file.is_file():
+                shutil.copyfile(file, target / HOME / file.name)
         _write_origin(root, target / HOME)
 
 

@@ -418,6 +418,15 @@ def whole(tmp_path_factory):
     return rows(folder)
 
 
+@pytest.mark.parametrize("start", [("-m", "subquad"), ("-c", "from subquad.__main__ import main; main()")])
+def test_an_interruption_while_an_installation_is_imported_ends_it_without_a_traceback(tmp_path, start):
+    """Ctrl-C arrives while a library of the command line is imported; the second way is that of the entry point."""
+    (tmp_path / "typer.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command = [sys.executable, "-P", *start]
+    done = subprocess.run(command, env=with_subquad(tmp_path), cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_an_interruption_before_the_command_starts_exits_with_130():
     class Interrupted(list):
         def __iter__(self):

@@ -12,7 +12,7 @@ __all__ = ["load", "results", "run"]
 
 _HERE = Path(__file__).resolve().parent
 if not (_HERE / "suite").is_dir():
-    __path__ = [str(_HERE.parents[2])]
+    __path__ = [str(_HERE.parents[2]), str(_HERE)]
 
 if TYPE_CHECKING:
     from subquad.run_suite import load, results, run

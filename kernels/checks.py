@@ -62,14 +62,24 @@ def check_tensors(op: str, x: Tensor, *others: Tensor | None, beside: Sequence[o
             raise ValueError(f"{op}: needs all tensors on one device, got {x.device} and {other.device}; move them.")
 
 
-def check_heads(op: str, q: Tensor, v: Tensor, *, is_step: bool) -> None:
-    """Raises ValueError unless q and v are [B, T >= 1, H, K >= 1] and [B, T, H, V], without T for a step."""
+def check_heads(op: str, q: Tensor, v: Tensor, *, is_step: bool, grouped: bool = False) -> None:
+    """Raises ValueError unless q and v are [B, T >= 1, H, K >= 1] and [B, T, H, V], without T for a step.
+
+    grouped: whether q may have fewer heads than v, of which each serves as many heads of v as every other one.
+    """
     rank, leading = (3, "B, H") if is_step else (4, "B, T, H")
     if q.dim() != rank or v.dim() != rank:
         raise ValueError(
             f"{op}: q and v must be [{leading}, K] and [{leading}, V], got {list(q.shape)} and {list(v.shape)}."
         )
-    if v.shape[:-1] != q.shape[:-1]:
+    groups, heads = q.shape[-2], v.shape[-2]
+    if grouped and v.shape[:-2] == q.shape[:-2] and groups != heads:
+        if not groups or not heads or heads % groups:
+            raise ValueError(
+                f"{op}: the heads of q must divide those of v, got {groups} and {heads}; give q and k as many heads as "
+                "v has, or a divisor of that number."
+            )
+    elif v.shape[:-1] != q.shape[:-1]:
         raise ValueError(f"{op}: v must share {leading} with q {list(q.shape)}, got {list(v.shape)}.")
     if not is_step and q.shape[1] == 0:
         raise ValueError(f"{op}: needs at least one time step, got T=0.")

@@ -5,7 +5,8 @@
     W_out norm(y * silu(z))
 
 with E the option `expand`, a > 0 and D one number a head, and B and C shared by all heads. S [N, P] is the state of
-gated linear attention with queries C, keys B, values dt x and a decay of the head, and runs on its kernels.
+gated linear attention with one group of queries C and keys B, values dt x and a decay of the head, and runs on its
+kernels.
 
 Source: Dao & Gu 2024 (arXiv 2405.21060), section 7.1 and listing 1; what the text leaves open (a uniform in [1, 16],
 the initialisation of dt, biases, one RMS norm over all E D channels behind the gate) is as in the authors' code
@@ -76,13 +77,15 @@ class Mamba2(FusedStepMixer):
         self.D.fill_(1.0)
 
     def _heads(self, convolved: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """x and C, B, dt x and log-decays, each [..., H, ...], from the convolved channels and the raw step sizes."""
+        """x, C, B, dt x and log-decays, from the convolved channels and the raw step sizes.
+
+        They are [..., H, ...], but C and B [..., 1, N], which all heads share.
+        """
         x, B, C = convolved.split((self.num_heads * self.head_dim, self.d_state, self.d_state), dim=-1)
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
         log_decay = -dt * rate_of(self.log_A)
-        B, C = (m.unsqueeze(-2).expand(*m.shape[:-1], self.num_heads, self.d_state) for m in (B, C))
-        return x, C, B, (dt.unsqueeze(-1) * x).to(x.dtype), log_decay
+        return x, C.unsqueeze(-2), B.unsqueeze(-2), (dt.unsqueeze(-1) * x).to(x.dtype), log_decay
 
     def _output(self, o: Tensor, x: Tensor, z: Tensor, residual: Tensor | None = None) -> Tensor:
         y = (o + self.D.to(x.dtype).unsqueeze(-1) * x).flatten(-2) * F.silu(z)

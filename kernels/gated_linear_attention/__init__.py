@@ -35,9 +35,9 @@ def _check(
 ) -> None:
     """Checks what a sequence and a step share, which is everything but the states."""
     check_choice(op, "decay_on", decay_on, ("key", "value"))
-    check_heads(op, q, v, is_step=op.endswith("_step"))
+    check_heads(op, q, v, is_step=op.endswith("_step"), grouped=True)
     check_number(op, "scale", scale)
-    leading = tuple(q.shape[:-1])
+    leading = tuple(v.shape[:-1])
     channels = q.shape[-1] if decay_on == "key" else v.shape[-1]
     wanted: dict[str, tuple[Tensor | None, Allowed]] = {"k": (k, tuple(q.shape))}
     wanted["log_decay"] = log_decay, [(*leading, channels), leading, leading[-1:]]
@@ -60,7 +60,8 @@ def gated_linear_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Returns o [B, T, H, V] in the dtype of v, or (o, final state [B, H, K, V]) with `return_final_state`.
 
-    q, k:          [B, T, H, K]; v: [B, T, H, V]. T is at least 1; K and V may differ.
+    q, k:          [B, T, G, K]; v: [B, T, H, V]. T is at least 1; K and V may differ. G divides H: with r = H / G, the
+                   heads h r to h r + r - 1 of v share head h of q and k, as if that head had been repeated r times.
     log_decay:     at most 0; [B, T, H, K] (with decay_on="value" [B, T, H, V]), [B, T, H], [H], or None for no decay.
     scale:         factor of the output; None stands for K^-0.5.
     initial_state: [B, H, K, V]; None stands for zeros. States are float32 (float64 for float64 inputs).
@@ -73,7 +74,7 @@ def gated_linear_attention(
     """
     _check("gated_linear_attention", q, k, v, log_decay, decay_on, scale)
     ends = sequence_ends("gated_linear_attention", cu_seqlens, q.shape[0], q.shape[1])
-    state_shape = (q.shape[0] if ends is None else len(ends) - 1, *q.shape[2:], v.shape[-1])
+    state_shape = (q.shape[0] if ends is None else len(ends) - 1, v.shape[2], q.shape[3], v.shape[3])
     check_shapes("gated_linear_attention", {"initial_state": (initial_state, state_shape)}, to_go_with="q and v")
     if ends is not None and has_empty(ends):
         o, final = gated_linear_attention(
@@ -139,12 +140,14 @@ def gated_linear_attention_step(
 ) -> tuple[Tensor, Tensor]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
-    q, k: [B, H, K]; v: [B, H, V]; log_decay: [B, H, K] (with decay_on="value" [B, H, V]), [B, H], [H] or None;
-    state: [B, H, K, V]. in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch
-    where a gradient is recorded, and "triton" raises ValueError. So do shapes and options that do not fit.
+    q, k: [B, G, K], G a divisor of H; v: [B, H, V]; log_decay: [B, H, K] (with decay_on="value" [B, H, V]), [B, H],
+    [H] or None; state: [B, H, K, V]. in_place: the Triton kernel may overwrite the state. It has no gradient: "auto"
+    uses PyTorch where a gradient is recorded, and "triton" raises ValueError. So do shapes and options that do not fit.
     """
     _check("gated_linear_attention_step", q, k, v, log_decay, decay_on, scale)
-    check_shapes("gated_linear_attention_step", {"state": (state, (*q.shape, v.shape[-1]))}, to_go_with="q and v")
+    check_shapes(
+        "gated_linear_attention_step", {"state": (state, (*v.shape[:2], q.shape[2], v.shape[2]))}, to_go_with="q and v"
+    )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, log_decay, state)
     obstacle = NO_GRADIENT if needs_gradient(*tensors) else None

@@ -13,6 +13,9 @@ which a second tree of depth log2(T / 64) turns into the state that enters every
 Only sums of log-decays are ever exponentiated, never a difference of two: with decays <= 1 no exponent is positive,
 and as nothing cancels, near terms keep full precision next to decays that underflow. The README derives the cost.
 A decay of a head needs no tree within the chunk: its [64, 64] matrix of decays between pairs is formed at once.
+
+Where groups of heads share queries and keys, the scores of a group are formed once, and products with states and values
+take all heads of a group as columns of one matrix. Only decays of key channels need queries and keys of every head.
 """
 
 from __future__ import annotations
@@ -45,6 +48,21 @@ def to_chunks(x: Tensor, size: int) -> Tensor:
 def from_chunks(x: Tensor, length: int) -> Tensor:
     """The inverse of `to_chunks` for a sequence of this length."""
     return x.flatten(2, 3)[:, :, :length].transpose(1, 2)
+
+
+def to_groups(x: Tensor, groups: int) -> Tensor:
+    """x [B, H, n, X, V] with the heads of a group side by side: [B, G, n, X, H / G V] for G groups."""
+    return x if x.shape[1] == groups else x.unflatten(1, (groups, -1)).movedim(2, -2).flatten(-2)
+
+
+def to_heads(x: Tensor, heads: int) -> Tensor:
+    """The inverse of `to_groups`."""
+    return x if x.shape[1] == heads else x.unflatten(-1, (heads // x.shape[1], -1)).movedim(-2, 2).flatten(1, 2)
+
+
+def _of_heads(x: Tensor, heads: int) -> Tensor:
+    """x [B, G, ...] repeated for every head of a group: [B, H, ...]."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
 
 def _halves(x: Tensor, half: int) -> tuple[Tensor, Tensor]:
@@ -208,14 +226,18 @@ def _decay_matrix(log_decay: Tensor) -> Tensor:
 
 
 def decayed_scores(q: Tensor, k: Tensor, decay: Decay | None) -> Tensor:
-    """q_i^T exp(G_i - G_j) k_j for keys j <= i of a chunk, else 0: [..., C, C] for q, k [..., C, K].
+    """q_i^T exp(G_i - G_j) k_j for keys j <= i of a chunk, else 0: [B, H, n, C, C] for q, k [B, H, n, C, K].
 
-    G_i is the sum of the log-decays up to position i, of key channels or of the head.
+    G_i is the sum of the log-decays up to position i, of key channels or of the head. Where q and k have fewer heads
+    than the decays of heads, so have scores without decays.
     """
     if decay is None:
         return (q @ k.mT).tril()
     if decay.log.shape[-1] == 1:
-        return q @ k.mT * _decay_matrix(decay.log)
+        pairs, decays = q @ k.mT, _decay_matrix(decay.log)
+        if pairs.shape[1] == decays.shape[1]:
+            return pairs * decays
+        return (pairs.unsqueeze(2) * decays.unflatten(1, (pairs.shape[1], -1))).flatten(1, 2)
     return _KeyScores.apply(q, k, decay.log, decay.levels)
 
 
@@ -225,8 +247,9 @@ def within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: 
     on_key: whether the decays are those of key channels.
     """
     if on_key or decay is None or decay.log.shape[-1] == 1:
-        return decayed_scores(q, k, decay) @ v
-    return _ValueReads.apply(q @ k.mT, v, decay.log, decay.levels)
+        scores = decayed_scores(q, k, decay)
+        return to_heads(scores @ to_groups(v, scores.shape[1]), v.shape[1])
+    return _ValueReads.apply(_of_heads(q @ k.mT, v.shape[1]), v, decay.log, decay.levels)
 
 
 def entering_states(log_total: Tensor | None, states: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,16 +281,22 @@ def entering_states(log_total: Tensor | None, states: Tensor, initial: Tensor) -
 def attend_chunks(
     q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool, initial: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """o and the final state for q, k [B, H, n, C, K], v [B, H, n, C, V] and the initial state [B, H, K, V]."""
+    """o and the final state for q, k [B, G, n, C, K], v [B, H, n, C, V] and the initial state [B, H, K, V].
+
+    G differs from H only where no decay is that of a key channel.
+    """
     o = within_chunks(q, k, v, decay, on_key)
+    groups, heads = q.shape[1], v.shape[1]
     if decay is None:
-        entering, last = entering_states(None, k.mT @ v, initial)
-        return o + q @ entering, last
-    if on_key:
+        entering, last = entering_states(None, to_heads(k.mT @ to_groups(v, groups), heads), initial)
+        return o + to_heads(q @ to_groups(entering, groups), heads), last
+    if on_key and groups == heads:
         entering, last = entering_states(decay.log_total.unsqueeze(-1), (k * decay.suffix).mT @ v, initial)
         return o + (q * decay.prefix) @ entering, last
-    entering, last = entering_states(decay.log_total.unsqueeze(-2), k.mT @ (v * decay.suffix), initial)
-    return o + decay.prefix * (q @ entering), last
+    # a decay of a head may scale values and outputs as well
+    states = to_heads(k.mT @ to_groups(v * decay.suffix, groups), heads)
+    entering, last = entering_states(decay.log_total.unsqueeze(-2), states, initial)
+    return o + decay.prefix * to_heads(q @ to_groups(entering, groups), heads), last
 
 
 def gated_linear_attention_chunked(
@@ -282,7 +311,7 @@ def gated_linear_attention_chunked(
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Arguments and results as in the public operator; computes in float32 (float64 for float64 inputs)."""
-    batch, length, heads, key_dim = q.shape
+    (batch, length, heads, _), key_dim = v.shape, q.shape[-1]
     scale = key_dim**-0.5 if scale is None else scale
     work = torch.promote_types(q.dtype, torch.float32)
     size = chunk_length(length)
@@ -294,6 +323,8 @@ def gated_linear_attention_chunked(
             if log_decay.dim() == 1:
                 log_decay = log_decay.expand(1, length, heads)
             decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
+            if decay_on == "key" and log_decay.dim() == 4:
+                c_q, c_k = _of_heads(c_q, heads), _of_heads(c_k, heads)
         empty = c_q.new_zeros(batch, heads, key_dim, v.shape[-1])
         initial = empty if initial_state is None else initial_state.to(work)
         o, last = attend_chunks(c_q, c_k, c_v, decay, decay_on == "key", initial)

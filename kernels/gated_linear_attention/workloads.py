@@ -9,6 +9,8 @@
     forget     for each key channel, logsigmoid(x), and k = 1 - decay: HGRN2
     value      for each value channel, logsigmoid(x) / 8: the first pass of gated slot attention
 
+Where a shape has G, its H heads of values share G heads of queries and keys.
+
 The fixed decays are not among the input tensors, so no implementation is asked for their gradient. The other decays
 have the dtype of q, in which the peers were measured.
 """
@@ -65,7 +67,7 @@ def on_inputs(op: Callable[..., Any]) -> Callable[..., Any]:
         **of_states: Any,
     ) -> Any:
         if isinstance(log_decay, str):
-            log_decay = fixed_log_decay(q.shape[-2], torch.promote_types(q.dtype, torch.float32), q.device)
+            log_decay = fixed_log_decay(v.shape[-2], torch.promote_types(q.dtype, torch.float32), q.device)
         return op(q, k, v, log_decay, *([] if state is None else [state]), decay_on=decay_on, **of_states)
 
     return run
@@ -74,7 +76,8 @@ def on_inputs(op: Callable[..., Any]) -> Callable[..., Any]:
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     decay = str(shape["decay"])
-    q, k = (normal(generator, dtype, batch, length, heads, key_dim) for _ in "qk")
+    groups = int(shape.get("G", heads))
+    q, k = (normal(generator, dtype, batch, length, groups, key_dim) for _ in "qk")
     log_decay: Tensor | str | None = FIXED if decay == "head" else None
     if decay in DAMPING:
         channels = {"head-step": (), "value": (value_dim,)}.get(decay, (key_dim,))
@@ -105,7 +108,8 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     channels = {"none": 0, "head": 0, "head-step": 1, "value": value_dim}.get(str(shape["decay"]), key_dim)
     positions = batch * length * heads
-    inputs = positions * (2 * key_dim + value_dim + channels) * dtype.itemsize
+    keys = batch * length * int(shape.get("G", heads)) * key_dim
+    inputs = (2 * keys + positions * (value_dim + channels)) * dtype.itemsize
     return Cost(
         num_bytes=traffic(inputs, positions * value_dim * dtype.itemsize, backward),
         num_flops=2 * positions * products(key_dim, value_dim, backward),
@@ -116,7 +120,8 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
 def short(shape: Shape) -> Shape:
     """K and V stay as they are, so the batch is reduced to one sequence where the state is large."""
     large = int(shape["K"]) * int(shape["V"]) > 2**14
-    return {**shape, "B": 1 if large else min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
+    small = {"B": 1 if large else min(2, int(shape["B"])), "T": min(130, int(shape["T"])), "H": 2}
+    return {**shape, **small, **({"G": 1} if "G" in shape else {})}
 
 
 def load_fla() -> Callable[..., Any]:
@@ -191,11 +196,20 @@ def time_second(o: Tensor) -> Tensor:
     return o.transpose(1, 2)
 
 
+NO_GROUPS = "its heads cannot share queries and keys"
+
+
 def per_head_and_step(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if shape["decay"] == "head-step" else "it has one decay for each head and position alone"
 
 
-def not_on_values(shape: Shape, dtype: torch.dtype) -> str | None:
+def of_tfla(shape: Shape, dtype: torch.dtype) -> str | None:
+    return NO_GROUPS if "G" in shape else per_head_and_step(shape, dtype)
+
+
+def of_fla(shape: Shape, dtype: torch.dtype) -> str | None:
+    if "G" in shape:
+        return NO_GROUPS
     return "it has no operator with decays of values" if shape["decay"] == "value" else None
 
 
@@ -231,9 +245,7 @@ WORKLOAD = Workload(
             cold_start=True,
         ),
         Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention, backend="torch"))),
-        Implementation(
-            "flash-linear-attention", "peer", load_fla, from_native=first, supports=not_on_values, packages=FLA
-        ),
+        Implementation("flash-linear-attention", "peer", load_fla, from_native=first, supports=of_fla, packages=FLA),
         Implementation(
             "mamba-ssm",
             "peer",
@@ -243,9 +255,7 @@ WORKLOAD = Workload(
             packages=("mamba-ssm",),
             floors={"log_decay": 8},
         ),
-        Implementation(
-            "mlstm-kernels", "peer", load_tfla, as_mlstm, time_second, per_head_and_step, packages=("mlstm-kernels",)
-        ),
+        Implementation("mlstm-kernels", "peer", load_tfla, as_mlstm, time_second, of_tfla, packages=("mlstm-kernels",)),
     ),
     shapes={
         "quick": (
@@ -262,6 +272,8 @@ WORKLOAD = Workload(
             *both_lengths(4, 256, 512, "key"),
             *both_lengths(4, 512, 64, "value"),
             {"B": 64, "T": 512, "H": 2, "K": 32, "V": 64, "decay": "key"},
+            # Mamba-2 130M: all heads share B and C
+            {"B": 8, "T": 2048, "H": 24, "G": 1, "K": 128, "V": 64, "decay": "head-step"},
         ),
     },
     keep=("initial_state",),
@@ -270,9 +282,13 @@ WORKLOAD = Workload(
         {"B": 1, "T": 20, "H": 2, "K": 5, "V": 9, "decay": "value", "state": "given"},
         {"B": 2, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "head-step", "state": "given"},
         {"B": 1, "T": 20, "H": 2, "K": 8, "V": 4, "decay": "head", "state": "given"},
-        {"B": 1, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "none"},
+        {"B": 1, "T": 20, "H": 2, "K": 8, "V": 4, "decay": "none"},
         # an odd number of chunks
         {"B": 1, "T": 130, "H": 1, "K": 4, "V": 4, "decay": "key", "state": "given"},
+        {"B": 1, "T": 70, "H": 6, "G": 2, "K": 8, "V": 12, "decay": "head-step", "state": "given"},
+        {"B": 1, "T": 20, "H": 3, "G": 1, "K": 8, "V": 4, "decay": "none", "state": "given"},
+        {"B": 1, "T": 20, "H": 4, "G": 2, "K": 5, "V": 9, "decay": "key", "state": "given"},
+        {"B": 1, "T": 20, "H": 2, "G": 1, "K": 5, "V": 9, "decay": "value", "state": "given"},
     ),
     time={"q": 1, "k": 1, "v": 1, "log_decay": 1},
     states=("initial_state",),
@@ -342,5 +358,6 @@ STEP = Workload(
     small=(
         *({"B": 2, "H": 2, "K": 5, "V": 12, "decay": decay} for decay in ("key", "value", "head", "none")),
         {"B": 1, "H": 1, "K": 130, "V": 300, "decay": "head-step"},
+        {"B": 2, "H": 6, "G": 2, "K": 5, "V": 12, "decay": "head-step"},
     ),
 )

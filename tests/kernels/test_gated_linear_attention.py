@@ -29,7 +29,8 @@ from tests.kernels.gated import (
 )
 
 B, H, K, V = 2, 3, 8, 12
-DECAYS = ["none", "head", "head-time", "key", "value"]
+DECAYS = ["none", "head", "head-time", "key", "value", "shared", "shared-head-time"]
+"""Kinds of decay; of those that begin with "shared", several heads share queries and keys."""
 
 
 def run_triton(planner=None, cu_seqlens=None, **inputs):
@@ -59,15 +60,18 @@ def make_inputs(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    shape = {"none": None, "head": (H,), "head-time": (B, length, H), "key": (B, length, H, K), "value": None}[decay]
-    if decay == "value":
-        shape = (B, length, H, V)
+    shared, of_head = decay.startswith("shared"), {"head": (H,), "head-time": (B, length, H)}
+    # two groups of heads, or one of an odd number of heads
+    groups = 1 if shared and H % 2 else 2 if shared else H
+    shape = of_head.get(decay.removeprefix("shared-"))
+    if decay in ("key", "value"):
+        shape = (B, length, H, K if decay == "key" else V)
     log_decay = None
     if shape is not None:
         log_decay = strength * torch.rand(*shape, generator=generator, dtype=torch.float64).log()
     return {
-        "q": normal(B, length, H, K),
-        "k": normal(B, length, H, K),
+        "q": normal(B, length, groups, K),
+        "k": normal(B, length, groups, K),
         "v": normal(B, length, H, V),
         "log_decay": log_decay,
         "decay_on": "value" if decay == "value" else "key",
@@ -132,7 +136,7 @@ def test_the_kernels_equal_the_loop(length, key_dim, value_dim, dtype, decay, ch
 
 
 @in_chunks
-@pytest.mark.parametrize("decay", quick(DECAYS, "key"))
+@pytest.mark.parametrize("decay", quick(DECAYS, "key", "shared-head-time"))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 def test_the_kernels_in_blocks_that_do_not_divide_the_sizes_equal_the_loop(decay, dtype, chunk):
     """In half precision the sizes are filled up to multiples of 16."""
@@ -153,7 +157,7 @@ def test_the_kernels_take_decays_in_half_precision(decay, chunk):
 
 
 @in_chunks
-@pytest.mark.parametrize("decay", quick(["head-time", "key", "value"], "key"))
+@pytest.mark.parametrize("decay", quick(["head-time", "key", "value", "shared-head-time"], "key", "shared-head-time"))
 @pytest.mark.parametrize(
     "dtype", [pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow), pytest.param(torch.bfloat16, id="bf16")]
 )
@@ -200,6 +204,41 @@ def test_factors_about_the_middle_of_a_chunk_and_the_tree_equal_the_loop(decay, 
     assert not torch.equal(about_the_middle[0], by_the_tree[0])
 
 
+@in_chunks
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, id="fp32", marks=pytest.mark.slow), pytest.param(torch.bfloat16, id="bf16")]
+)
+@pytest.mark.parametrize("slices", [1, 2])
+def test_gradients_of_the_heads_of_a_group_are_summed_within_and_between_slices(dtype, slices, chunk):
+    """Two groups of four heads. Keys and values take two tiles."""
+    tile = make_planner()(1.0, torch.zeros(1, dtype=dtype)).tuning.groups._replace(block_k=16, block_v=16)
+    length = scaled(70, chunk)
+    inputs = small_inputs(length, "shared-head-time", H=8, K=20, V=20)
+    programs = 2 * -(-length // chunk) * 2
+    planner = make_planner(chunk=chunk, groups=tile, enough_programs=programs * slices)
+    groups = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.groups")
+    assert groups.num_slices(planner(1.0, torch.zeros(1, dtype=dtype)), 4, programs) == slices
+    assert_matches_reference(
+        partial(run_triton, planner), gated_linear_attention_reference, inputs, dtype=dtype, keep=KEEP, device=DEVICE
+    )
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_nothing_of_the_size_of_repeated_keys_is_kept_for_backward(backend):
+    """For a position and head, pairs of a chunk have 64 elements, states 8, and repeated keys would have 256."""
+    inputs = on_device(make_inputs(64, "shared-head-time", B=1, H=3, K=256, V=2, state=False), torch.bfloat16)
+    leaves = {n: x.requires_grad_() if isinstance(x, Tensor) else x for n, x in inputs.items()}
+    sizes = []
+
+    def size(x):
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(size, lambda x: x):
+        gated_linear_attention(**leaves, backend=backend)
+    assert max(sizes) == inputs["k"].numel()
+
+
 ENDS = [0, 1, 70, 110]
 
 
@@ -222,7 +261,7 @@ def packed_and_separate(op, inputs, ends=ENDS):
     return results(inputs, partial(op, cu_seqlens=cu_seqlens)), results(inputs, separately)
 
 
-@pytest.mark.parametrize("decay", quick(DECAYS, "key"))
+@pytest.mark.parametrize("decay", quick(DECAYS, "key", "shared-head-time"))
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @in_chunks
 def test_packed_sequences_equal_separate_ones(backend, decay, chunk):
@@ -257,7 +296,7 @@ def test_an_empty_packed_sequence_ends_with_its_initial_state(backend, state):
 
 
 @in_chunks
-@pytest.mark.parametrize("decay", quick(DECAYS, "key"))
+@pytest.mark.parametrize("decay", quick(DECAYS, "key", "shared-head-time"))
 @pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_segments_walked_side_by_side_equal_the_loop(decay, chunks, chunk):
     """Five chunks in segments of one, or of three and two."""
@@ -313,22 +352,24 @@ def test_a_forward_without_states_of_packed_sequences_is_that_of_separate_ones(d
 
 
 @in_chunks
-@pytest.mark.parametrize("decay", quick(DECAYS, "key"))
+@pytest.mark.parametrize("decay", quick(DECAYS, "key", "shared-head-time"))
 def test_the_kernels_do_without_states_and_take_a_scale(decay, chunk):
     inputs = small_inputs(scaled(70, chunk), decay, state=False) | {"scale": 0.1, "return_final_state": False}
     equals_the_loop(inputs, chunk=chunk)
 
 
 @in_chunks
-@pytest.mark.parametrize("decay", quick(DECAYS, "key"))
+@pytest.mark.parametrize("decay", quick(DECAYS, "key", "shared-head-time"))
 def test_plans_that_are_kept_belong_to_calls_of_one_kind(decay, chunk):
-    inputs = on_device(small_inputs(scaled(70, chunk), decay, H=1 if chunk < 64 else 3), torch.bfloat16)
+    inputs = on_device(
+        small_inputs(scaled(70, chunk), decay, H=1 if chunk < 64 and decay == "key" else 3), torch.bfloat16
+    )
     inputs["initial_state"] = inputs["initial_state"].float()
 
     kept_plans_give_the_same(lambda planner: calls_of_all_kinds(partial(run_triton, planner), inputs), chunk=chunk)
 
 
-@pytest.mark.parametrize("decay", quick(DECAYS, "key"))
+@pytest.mark.parametrize("decay", quick(DECAYS, "key", "shared-head-time"))
 @pytest.mark.parametrize(("K", "V"), [pytest.param(4, 4, marks=pytest.mark.slow), (40, 24)])
 def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
     """Heads narrower than a tile, and keys of one tile and a part of a second, over more than two chunks."""

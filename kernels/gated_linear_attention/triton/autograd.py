@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.gated_linear_attention.reference import each_head
 from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, Options, attend, backward
 from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner, dense_channels
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
@@ -39,7 +40,7 @@ class GatedLinearAttention(OnceDifferentiable):
         do = torch.zeros_like(v) if do is None else dense_channels(do)
         dinitial = None
         if ctx.initial_dtype is not None:
-            shape = (ctx.plan.num_sequences(q.shape[0]), *q.shape[2:], v.shape[3])
+            shape = (ctx.plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3])
             dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
         dq, dk, dv, dg = backward(
             ctx.plan,
@@ -78,7 +79,10 @@ def gated_linear_attention_triton(
     key_dim, value_dim = q.shape[-1], v.shape[-1]
     scale = key_dim**-0.5 if scale is None else scale
     if log_decay is not None and log_decay.dim() == 1:
-        log_decay = log_decay.expand(*q.shape[:3])
+        log_decay = log_decay.expand(*v.shape[:3])
+    if log_decay is not None and log_decay.dim() == 4:
+        # a channel's decays are those of a head, and so are its queries and keys once they hold them
+        q, k = each_head(q, v.shape[2]), each_head(k, v.shape[2])
     on_value = decay_on == "value"
     more_keys, more_values = (padding(x) for x in (q, v))
     if more_keys or more_values:

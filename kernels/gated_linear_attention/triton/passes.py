@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.grads import gla_grads
+from subquad.kernels.gated_linear_attention.triton.groups import gla_group_grads, gla_group_scores
 from subquad.kernels.gated_linear_attention.triton.plan import (
     CHANNEL,
     EndStates,
@@ -47,13 +48,21 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, ChunkFactors]:
     """o in `dtype`, and what `backward` needs: the states before every chunk and the factors of the chunks.
 
-    With decays on values, v and k take the places of k and v, and do and q those of q and do (see the README).
+    q and k may have fewer heads than v where no decay is that of a channel. With decays on values, v and k take the
+    places of k and v, and do and q those of q and do (see the README).
 
     boundary: the initial state, and memory for the final state.
     keep:     whether a backward pass follows. Without one the states may stay in registers and are None.
     known:    k_out and decay of the same k, g and chunks, if they were computed before.
     """
     kind = decay_kind(g)
+    if q.shape[2] != v.shape[2]:
+        factors = gla_group_scores(plan, q, k, g, v.shape[2])
+        states = gla_states(
+            plan, kind, x=k, y=v, rows=factors.k_out, decay=factors.decay, boundary=boundary, reverse=False
+        )
+        o = _group_read(plan, kind, q, v, factors, factors.q_in, states, dtype, transposed=False)
+        return o, states, factors
     if g is not None and on_value and kind == CHANNEL:
         factors = gla_scores(plan, None, v, g) if known.k_out is None else known
         assert factors.k_out is not None
@@ -73,6 +82,35 @@ def forward(
     y = k if scores is None else scores
     o = gla_read(plan, kind, x=x, y=y, z=v, states=states, dtype=dtype, transposed=False)
     return o, states, factors
+
+
+def _group_read(
+    plan: Plan,
+    kind: int,
+    x: Tensor,
+    z: Tensor,
+    factors: ChunkFactors,
+    rows: Tensor | None,
+    states: Tensor,
+    dtype: torch.dtype,
+    *,
+    transposed: bool,
+) -> Tensor:
+    """`gla_read` where heads share q and k, with the rows of `factors` by which x is multiplied."""
+    assert factors.scores is not None
+    log_decay, scores = factors.log_decay, factors.scores
+    return gla_read(
+        plan,
+        kind,
+        x=x,
+        y=scores,
+        z=z,
+        log_decay=log_decay,
+        rows=rows,
+        states=states,
+        dtype=dtype,
+        transposed=transposed,
+    )
 
 
 def backward(
@@ -96,6 +134,26 @@ def backward(
     more:     float32 tensors that are added to the gradients of v and g; only for decays on values.
     """
     kind = decay_kind(g)
+    if q.shape[2] != v.shape[2]:
+        dstates = gla_states(
+            plan, kind, x=q, y=do, rows=factors.q_in, decay=factors.decay, boundary=boundary, reverse=True
+        )
+        dv = _group_read(plan, kind, k, do, factors, factors.k_out, dstates, dtypes.v, transposed=True)
+        dq, dk, dg = gla_group_grads(
+            plan,
+            kind,
+            q=q,
+            k=k,
+            v=v,
+            log_decay=factors.log_decay,
+            do=do,
+            states=states,
+            dstates=dstates,
+            dq_dtype=dtypes.q,
+            dk_dtype=dtypes.k,
+            dg_dtype=dtypes.g,
+        )
+        return dq, dk, dv, dg
     if g is not None and on_value and kind == CHANNEL:
         factors = gla_scores(plan, do, v, g, factors)
         do_in, v_out, scores = factors.q_in, factors.k_out, factors.scores
@@ -173,7 +231,7 @@ def attend(
     plan = options.planner(options.scale, q, k, v, sequence_ends=options.sequence_ends)
     final = None
     if options.return_final_state:
-        shape = (plan.num_sequences(q.shape[0]), *q.shape[2:], v.shape[3])
+        shape = (plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3])
         final = q.new_empty(shape, dtype=torch.float32)
     boundary = EndStates(dense(initial_state), final)
     o, states, factors = forward(

@@ -72,6 +72,8 @@ class Tuning:
             channel=Tile(32, 64, CompileOptions(4, 3)),
         )
     )
+    groups: Tile = field(default=Tile(64, 64, CompileOptions(8, 2)))
+    """Of the kernels for heads that share queries and keys."""
     walk: Mapping[int, Tile] = field(
         default_factory=lambda: {
             64: Tile(64, 64, CompileOptions(4, 3)),
@@ -112,6 +114,7 @@ def _float32_tuning() -> Tuning:
         states=dict.fromkeys(kinds, wide),
         read=dict.fromkeys(kinds, wide),
         grads=dict.fromkeys(kinds, pairs),
+        groups=pairs,
     )
 
 
@@ -224,6 +227,11 @@ def position_strides(**strides: Strides | None) -> dict[str, int]:
     return {
         f"{name}_stride_{axis}": 0 if x is None else x[i] for name, x in strides.items() for i, axis in enumerate("bth")
     }
+
+
+def group_size(heads: int, groups: int) -> int:
+    """The number of heads of values that share one of `groups` heads of queries and keys; one where there are none."""
+    return heads // groups if groups else 1
 
 
 def strides_of(x: Tensor | None) -> Strides | None:

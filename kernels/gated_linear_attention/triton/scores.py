@@ -142,7 +142,11 @@ def _scores_kernel(
 
 
 class ChunkFactors(NamedTuple):
-    """Outputs of `_scores_kernel`. Those that are not computed are None; without decay all of them are."""
+    """Outputs of `_scores_kernel`. Those that are not computed are None; without decay all of them are.
+
+    Where heads share queries and keys (`groups.py`), k_out and q_in are the factors of keys and queries alone,
+    [B, H, T], decay is [B, H, chunks], and scores [B, T, G, C] have no decays; without decay only scores are computed.
+    """
 
     k_out: Tensor | None = None
     """Keys times the decay from after their position to the end of the chunk, [B, T, H, K]."""
@@ -152,6 +156,8 @@ class ChunkFactors(NamedTuple):
     """Scaled queries times the decay from the start of the chunk to their position, [B, T, H, K]."""
     scores: Tensor | None = None
     """[B, T, H, C]: row i holds the scores of position i with all keys of its chunk."""
+    log_decay: Tensor | None = None
+    """The log-decays of heads that share queries and keys, [B, H, T], float32."""
 
 
 NO_FACTORS = ChunkFactors()

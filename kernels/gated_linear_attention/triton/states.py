@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.plan import (
+    EndStates,
+    Plan,
+    Strides,
+    group_size,
+    planned,
+    position_strides,
+)
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, load_transposed
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -28,6 +35,7 @@ _ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
 def _states_kernel(
     x,
     y,
+    rows,
     decay,
     states,
     ends,
@@ -54,6 +62,7 @@ def _states_kernel(
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    GROUP: tl.constexpr,
     PART: tl.constexpr,
     REVERSE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -62,6 +71,9 @@ def _states_kernel(
 
     Without decay x is k. With REVERSE the states are gradients of those after their chunks and the last chunk comes
     first; then x = q_in (without decay q) and y = do.
+
+    Where GROUP heads share x = k (with REVERSE q), y is multiplied with `rows` [B, H, T], the factors that take k to
+    k_out (q to q_in), and `decay` is [B, H, chunks].
 
     PART says what a program walks over. WHOLE: all chunks. ENDS: a segment of `num_walked` chunks from zeros, of which
     it writes the last state to `ends` [segments, B, H, K, V] and the decay over the segment to `end_decays`.
@@ -79,10 +91,12 @@ def _states_kernel(
         i_first, num_own, o_chunks = 0, num_t, i_bh * num_t
         x += i_b * x_stride_b
         y += i_b * y_stride_b
+        if rows is not None:
+            rows += i_b * H * T
     else:
         i_first = tl.load(bounds + i_b)
         num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
-    x += i_h * x_stride_h
+    x += i_h // GROUP * x_stride_h
     y += i_h * y_stride_h
     o_end = i_bh * K * V + o_k[:, None] * end_stride_k + o_v[None, :] * end_stride_v
     o_dense = o_k[:, None] * V + o_v[None, :]
@@ -105,8 +119,14 @@ def _states_kernel(
             tl.store(p_state, as_operand(b_state, dtype, PRECISION), mask=m_state)
         b_x = load_transposed(x, x_stride_t, o_t, o_k, end, K).to(dtype)
         b_y = load_tile(y, y_stride_t, o_t, o_v, end, V).to(dtype)
+        if rows is not None:
+            b_rows = tl.load(rows + i_h * T + o_t, mask=o_t < end, other=0.0)
+            b_y = as_operand(b_y.to(tl.float32) * b_rows[:, None], dtype, PRECISION)
         if decay is not None:
-            b_decay = tl.load(decay + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)
+            if rows is None:
+                b_decay = tl.load(decay + (o_chunks + i_t) * K + o_k, mask=o_k < K, other=0.0)
+            else:
+                b_decay = tl.zeros([BK], tl.float32) + tl.load(decay + o_chunks + i_t)
             b_state *= b_decay[:, None]
             b_walked *= b_decay
         b_new = tl.dot(b_x, b_y, input_precision=PRECISION)
@@ -139,12 +159,12 @@ class Segments(NamedTuple):
 def cut_time(
     plan: Plan, x: Tensor, y: Tensor, decay: Tensor | None, *, num_programs: int, few: int, enough: int
 ) -> Segments:
-    """Segments for a walk over x [B, T, H, K] and y [B, T, H, V].
+    """Segments for a walk over x [B, T, G, K] and y [B, T, H, V].
 
     Without segments it would have `num_programs` programs; where these are fewer than `few`, segments make them up to
     `enough`. Packed sequences are never cut.
     """
-    batch, length, heads, key_dim = x.shape
+    (batch, length, heads, _), key_dim = y.shape, x.shape[-1]
     num_chunks, min_segment = plan.num_chunks(length), plan.tuning.min_segment
     if num_programs >= few or plan.table is not None or num_chunks < 2 * min_segment:
         return Segments(1, num_chunks, None, None)
@@ -165,7 +185,7 @@ def _states_plan(
     kind: int,
     part: int,
     shape: tuple[int, ...],
-    value_dim: int,
+    key_shape: tuple[int, ...],
     x: Strides,
     y: Strides,
     state: Strides | None,
@@ -174,7 +194,7 @@ def _states_plan(
     reverse: bool,
 ) -> LaunchPlan:
     """The plan of one part of `count` segments. state: the strides of the states at both ends of the walk."""
-    batch, length, heads, key_dim = shape
+    (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
     tile = plan.tuning.states[kind]
     block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
     end_stride_k, end_stride_v = (0, 0) if state is None else state[2:]
@@ -194,6 +214,7 @@ def _states_plan(
         C=plan.chunk,
         BK=block_k,
         BV=block_v,
+        GROUP=group_size(heads, groups),
         PART=part,
         REVERSE=reverse,
         PRECISION=plan.precision,
@@ -213,6 +234,7 @@ def launch_states(
     segments: Segments,
     boundary: EndStates,
     reverse: bool,
+    rows: Tensor | None = None,
 ) -> None:
     """Launches one part of `_states_kernel`, which writes `states` or, for ENDS, `segments.ends` and `.decays`."""
     first, last = boundary
@@ -221,9 +243,10 @@ def launch_states(
     cut = segments.count, segments.num_walked
     launch(
         _states_kernel,
-        _states_plan(plan, kind, part, x.shape, y.shape[-1], *strides, *cut, reverse),
+        _states_plan(plan, kind, part, y.shape, x.shape, *strides, *cut, reverse),
         x=x,
         y=y,
+        rows=rows,
         decay=decay,
         states=states,
         ends=segments.ends,
@@ -236,11 +259,18 @@ def launch_states(
 
 
 def gla_states(
-    plan: Plan, kind: int, *, x: Tensor, y: Tensor, decay: Tensor | None, boundary: EndStates, reverse: bool
+    plan: Plan,
+    kind: int,
+    *,
+    x: Tensor,
+    y: Tensor,
+    decay: Tensor | None,
+    boundary: EndStates,
+    reverse: bool,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """States [B, H, chunks, K, V] in `plan.work`, see `_states_kernel`; kind is the kind of decay."""
-    batch, length, heads, key_dim = x.shape
-    value_dim, tuning = y.shape[-1], plan.tuning
+    (batch, length, heads, value_dim), key_dim, tuning = y.shape, x.shape[-1], plan.tuning
     tile = tuning.states[kind]
     states = x.new_empty((batch, heads, plan.num_chunks(length), key_dim, value_dim), dtype=plan.work)
     num_programs = batch * heads * cdiv(key_dim, tile.block_k) * cdiv(value_dim, tile.block_v)
@@ -259,5 +289,6 @@ def gla_states(
             segments=segments,
             boundary=boundary,
             reverse=reverse,
+            rows=rows,
         )
     return states

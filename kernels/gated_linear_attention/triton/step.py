@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import CHANNEL_DECAY, HEAD_DECAY, NO_DECAY
-from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels, group_size
 from subquad.kernels.launch import cdiv, launch, power_of_2
 from subquad.kernels.layout import dense
 
@@ -36,6 +36,7 @@ def _step_kernel(
     v_stride_h,
     g_stride_b,
     g_stride_h,
+    GROUP: tl.constexpr,
     DECAY: tl.constexpr,
     ON_VALUE: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -43,7 +44,7 @@ def _step_kernel(
 ):
     """new = diag(exp(g)) state + k^T v and o = scale q new: BLOCK_V columns of one head.
 
-    Each element of the state is read once and written once.
+    GROUP heads share q and k. Each element of the state is read once and written once.
     """
     num_v = tl.cdiv(V, BLOCK_V)
     i_row = (tl.program_id(0) // num_v).to(tl.int64)
@@ -51,8 +52,8 @@ def _step_kernel(
     o_k = tl.arange(0, BLOCK_K)
     o_v = tl.program_id(0) % num_v * BLOCK_V + tl.arange(0, BLOCK_V)
     m_k, m_v = o_k < K, o_v < V
-    b_q = tl.load(q + i_b * q_stride_b + i_h * q_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_k = tl.load(k + i_b * k_stride_b + i_h * k_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_q = tl.load(q + i_b * q_stride_b + i_h // GROUP * q_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(k + i_b * k_stride_b + i_h // GROUP * k_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
     b_v = tl.load(v + i_b * v_stride_b + i_h * v_stride_h + o_v, mask=m_v, other=0.0).to(tl.float32)
     o_state = i_row * K * V + o_k[:, None] * V + o_v[None, :]
     m_state = m_k[:, None] & m_v[None, :]
@@ -88,8 +89,7 @@ def gated_linear_attention_step_triton(
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, V] in the dtype of v and the next state [B, H, K, V] in that of the state; see the public operator."""
-    batch, heads, key_dim = q.shape
-    value_dim = v.shape[-1]
+    (batch, heads, value_dim), (_, groups, key_dim) = v.shape, q.shape
     q, k, v, state = dense_channels(q), dense_channels(k), dense_channels(v), dense(state)
     kind, g_stride_b, g_stride_h = NONE, 0, 0
     if log_decay is not None:
@@ -124,6 +124,7 @@ def gated_linear_attention_step_triton(
         v_stride_h=v.stride(1),
         g_stride_b=g_stride_b,
         g_stride_h=g_stride_h,
+        GROUP=group_size(heads, groups),
         DECAY=kind,
         ON_VALUE=decay_on == "value",
         BLOCK_K=block_k,

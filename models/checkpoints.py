@@ -102,7 +102,7 @@ def _mamba_options(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _mamba_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+def mamba_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
     inner = {"d_state": options["d_state"]} | ({"dt_rank": options["dt_rank"]} if options["dt_rank"] else {})
     return {
         "d_model": options["d_model"],
@@ -186,7 +186,7 @@ def _mamba2_settings(options: dict[str, Any], vocab_size: int, length: int) -> d
         "expand": options["expand"],
         "d_conv": options["d_conv"],
     }
-    return _mamba_settings({**options, "dt_rank": None}, vocab_size, length) | {"ssm_cfg": inner}
+    return mamba_settings({**options, "dt_rank": None}, vocab_size, length) | {"ssm_cfg": inner}
 
 
 def _mamba2_hf_options(settings: Settings) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def _fla_options(settings: Settings, **own: Any) -> dict[str, Any]:
     }
 
 
-def _fla_settings(kind: str, options: dict[str, Any], vocab_size: int, length: int, **own: Any) -> dict[str, Any]:
+def fla_settings(kind: str, options: dict[str, Any], vocab_size: int, length: int, **own: Any) -> dict[str, Any]:
     return {
         "model_type": kind,
         "vocab_size": vocab_size,
@@ -418,7 +418,7 @@ MAMBA_NETWORK: Names = {
 MAMBA_HF_NETWORK: Names = {**MAMBA_NETWORK, "encoder.weight": "backbone.embeddings.weight"}
 
 LAYOUTS: dict[str, Layout] = {
-    "mamba": Layout("mamba", _mamba_options, _mamba_settings, MAMBA_NETWORK, MAMBA_LAYER),
+    "mamba": Layout("mamba", _mamba_options, mamba_settings, MAMBA_NETWORK, MAMBA_LAYER),
     "mamba-hf": Layout("mamba", _mamba_hf_options, _mamba_hf_settings, MAMBA_HF_NETWORK, MAMBA_LAYER),
     "mamba2": Layout("mamba2", _mamba2_options, _mamba2_settings, MAMBA_NETWORK, MAMBA2_LAYER),
     "mamba2-hf": Layout("mamba2", _mamba2_hf_options, _mamba2_hf_settings, MAMBA_HF_NETWORK, MAMBA2_LAYER),
@@ -461,7 +461,7 @@ LAYOUTS: dict[str, Layout] = {
     "gla": Layout(
         "gla",
         _gla_options,
-        lambda options, vocab_size, length: _fla_settings(
+        lambda options, vocab_size, length: fla_settings(
             "gla", options, vocab_size, length, num_heads=options["num_heads"], expand_k=options["expand_k"], expand_v=1
         ),
         FLA_NETWORK,
@@ -479,7 +479,7 @@ LAYOUTS: dict[str, Layout] = {
     "retnet": Layout(
         "retnet",
         _retnet_options,
-        lambda options, vocab_size, length: _fla_settings(
+        lambda options, vocab_size, length: fla_settings(
             "retnet", options, vocab_size, length, num_heads=options["num_heads"], expand_v=options["expand_v"]
         ),
         FLA_NETWORK,
@@ -488,7 +488,7 @@ LAYOUTS: dict[str, Layout] = {
     "hgrn2": Layout(
         "hgrn2",
         _hgrn2_options,
-        lambda options, vocab_size, length: _fla_settings(
+        lambda options, vocab_size, length: fla_settings(
             "hgrn2", options, vocab_size, length, num_heads=options["num_heads"], expand_ratio=None
         ),
         FLA_NETWORK,
@@ -498,7 +498,7 @@ LAYOUTS: dict[str, Layout] = {
     "gsa": Layout(
         "gsa",
         _gsa_options,
-        lambda options, vocab_size, length: _fla_settings(
+        lambda options, vocab_size, length: fla_settings(
             "gsa",
             options,
             vocab_size,

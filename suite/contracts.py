@@ -236,3 +236,10 @@ class ModelConfig(Config):
     def build(self, spec: TaskSpec) -> Any:
         """The network for one task, a `suite.model.Model`, initialised from torch's global generator."""
         raise NotImplementedError
+
+    def build_peer(self, library: str, spec: TaskSpec) -> Any:
+        """Another library's network of this kind and size, a `suite.model.Model` with its `version`, to be timed.
+
+        LookupError where the library has none, ImportError where it is not installed.
+        """
+        raise LookupError(f"{library} has no model of this kind")

@@ -86,6 +86,11 @@ class NetworkOptions(ModelConfig):
     """Selects the activations that the backward pass recomputes instead of keeping them. It changes no value, so it is
     not part of the identity of a run."""
 
+    def build_peer(self, library: str, spec: TaskSpec) -> Any:
+        from subquad.models.peers import build_peer
+
+        return build_peer(library, self, spec)
+
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         """The mixer of one layer."""
         raise NotImplementedError(f"{type(self).__name__} defines no method mixer(self, layer, spec)")

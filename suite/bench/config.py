@@ -56,6 +56,9 @@ class SpeedConfig(Config):
     readout: Literal["token", "sequence"] = "token"
     num_classes: Size | None = None
     """None: vocab_size."""
+    against: tuple[Literal["fla", "mamba_ssm", "transformers"], ...] = ()
+    """Libraries whose models of the same kind and size are timed in the same run, where they have one. Not part of the
+    identity where there are none."""
 
     @model_validator(mode="after")
     def _sizes(self) -> SpeedConfig:
@@ -73,6 +76,10 @@ class SpeedConfig(Config):
             )
         if (self.measure == "generate") != (self.new_tokens is not None):
             raise ValueError(f"new_tokens={self.new_tokens} with measure={self.measure}; only generate has new_tokens")
+        if self.against and self.measure not in ("train", "layer"):
+            raise ValueError(f"against: other libraries are timed with measure train or layer, not {self.measure}")
+        if len(set(self.against)) < len(self.against):
+            raise ValueError(f"against: libraries are different, got {', '.join(self.against)}")
         if self.measure == "generate" and min(self.lengths) < 2:
             raise ValueError(f"measure=generate needs prompts of at least 2 tokens, got {min(self.lengths)}")
         return self
@@ -80,7 +87,8 @@ class SpeedConfig(Config):
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if key != "new_tokens" or value is not None}
+        off = {"new_tokens": None, "against": []}
+        return {key: value for key, value in values.items() if key not in off or value not in (off[key], ())}
 
     def batch(self, length: int) -> int:
         """Sequences of one length in a batch."""

@@ -2,12 +2,14 @@
 
 On a GPU each is recorded as a CUDA graph and replayed, as the trainer does, so that the time of the host, which
 launches kernels, does not count; only long prompts of a generation are not. Memory is measured while the graph is
-recorded, which runs the same step first without a graph.
+recorded, which runs the same step first without a graph. Other libraries' models of the same kind and size are timed
+behind ours in the same run, with the same step, precision and mean cross entropy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -109,6 +111,8 @@ def decode_step(model: Model, speed: SpeedConfig, length: int, device: torch.dev
 
 STEPS: Mapping[str, MakeStep] = {"layer": layer, "train": train_step, "decode": decode_step}
 """Value of `measure` in a SpeedConfig to the function that makes the timed call."""
+PARAMETERS = 0.01
+"""Share by which the number of parameters of another library's model may differ from ours."""
 BUDGET_MS: Mapping[str, float] = {"layer": 200.0, "train": 2000.0, "decode": 500.0, "generate": 2000.0}
 """Time given to the samples of one length."""
 
@@ -171,7 +175,6 @@ class ModelTimer(Series):
 
     def _add_rows(self, length: int, part: str) -> None:
         speed = self.run.speed
-        batch = speed.batch(length)
         model = self._model(length)
         add = self.outcome.add
         if length == speed.lengths[0]:
@@ -184,15 +187,88 @@ class ModelTimer(Series):
         for row in self._operations(model, length):
             add(**{"unit": "flop", "slice": part, **row})
         call, peak = self._recorded(self.makers[speed.measure](model, speed, length, self.device))
-        samples = sample(call, self.device, self.budget_ms)
+        self._add_times(length, part, sample(call, self.device, self.budget_ms), peak)
+
+    def _add_times(self, length: int, part: str, samples: list[float], peak: int | None) -> None:
+        """Adds time, throughput and memory of a step."""
+        speed, add = self.run.speed, self.outcome.add
         add("time", "ms", statistics.median(samples), slice=part, samples=samples)
         if speed.measure != "layer":
-            tokens = batch * (length if speed.measure == "train" else 1)
+            tokens = speed.batch(length) * (length if speed.measure == "train" else 1)
             rates = [1e3 * tokens / ms for ms in samples]
             metric = "train_throughput" if speed.measure == "train" else "decode_throughput"
             add(metric, "tokens/s", statistics.median(rates), slice=part, samples=rates)
         if peak is not None:
             add("peak_memory", "bytes", float(peak), slice=part)
+
+    def _time(self) -> None:
+        super()._time()
+        # behind all of ours, because what a library leaves on a device could disturb them
+        for library in self.run.speed.against:
+            for length in self._lengths():
+                self.alive(f"timing {library} at length={length}", length)
+                self._time_peer(library, length)
+                gc.collect()
+                if self.device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+    def _time_peer(self, library: str, length: int) -> None:
+        """Adds the rows of another library's model, or one that says why it has no time."""
+        part = f"length={length},against={library}"
+        try:
+            with self._numerics():
+                self._add_peer(library, length, part)
+        except (torch.OutOfMemoryError, Unavailable) as error:
+            out_of_memory = isinstance(error, torch.OutOfMemoryError)
+            status, reason = ("oom", f"{library}: out of memory") if out_of_memory else (error.status, str(error))
+            self.outcome.add("time", "ms", None, slice=part, status=status, error=reason)
+        except Exception as error:  # what a peer raises is no fault of the run
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            self.outcome.add("time", "ms", None, slice=part, status="n/a", error=reason)
+
+    def _add_peer(self, library: str, length: int, part: str) -> None:
+        speed, add = self.run.speed, self.outcome.add
+        torch.manual_seed(SEED)
+        with self.device:
+            model = self.run.model.build_peer(library, speed.spec(length)).to(self.device)
+        count = sum(parameter.numel() for parameter in model.parameters())
+        ours = self._measured("num_parameters", "")
+        if ours is None:
+            raise Unavailable("n/a", "our model could not be built, so there is nothing to compare with")
+        if abs(count / ours - 1) > PARAMETERS:
+            raise Unavailable(
+                "n/a", f"{library} has {count:,} parameters and ours {ours:,.0f}, not equal to one per cent"
+            )
+        if length == speed.lengths[0]:
+            add("num_parameters", "count", count, slice=f"against={library},version={model.version}")
+        step = self.makers[speed.measure](model, speed, length, self.device)
+        call, peak, recorded = self._recorded_or_called(step)
+        samples = sample(call, self.device, self.budget_ms)
+        self._add_times(length, part, samples, peak)
+        if self.device.type == "cuda":
+            add("recorded", "", float(recorded), slice=part)
+        own = self._measured("time", f"length={length}")
+        if own is not None:
+            add("speedup", "ratio", statistics.median(samples) / own, slice=part)
+
+    def _measured(self, metric: str, part: str) -> float | None:
+        """A value that this run has measured of our model."""
+        return next(
+            (row["value"] for row in self.outcome.rows if (row["metric"], row["slice"]) == (metric, part)), None
+        )
+
+    def _recorded_or_called(self, step: Callable[[], None]) -> tuple[Callable[[], None], int | None, bool]:
+        """As `_recorded`, or the step itself where it cannot be recorded, and whether it was."""
+        try:
+            return *self._recorded(step), self.device.type == "cuda"
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            torch.cuda.synchronize(self.device)
+            reset_peak_memory(self.device)
+            step()
+            torch.cuda.synchronize(self.device)
+            return step, torch.cuda.max_memory_allocated(self.device), False
 
     def _add_generations(self, model: Model, length: int, part: str) -> None:
         speed, new_tokens = self.run.speed, self.run.speed.new_tokens

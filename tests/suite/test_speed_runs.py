@@ -14,6 +14,7 @@ from subquad.reports.render import build, render
 from subquad.suite.bench import models as timed
 from subquad.suite.bench.config import SpeedConfig, SpeedRun
 from subquad.suite.bench.generation import build_for_inference
+from subquad.suite.model import Model
 from subquad.suite.registry import Entry
 from subquad.suite.runner import WORKERS, execute, plan
 from subquad.suite.settings.config import ExperimentConfig
@@ -336,3 +337,73 @@ def test_a_model_built_for_inference_has_only_its_matrices_in_bf16(name):
         logits, _ = model.step(tokens[:, 0], state)
     assert torch.isfinite(logits).all()
     assert torch.get_default_dtype() == torch.float32
+
+
+class Peer(Model):
+    """Another library's model: ours under another name, with `more` parameters."""
+
+    version = "3.1"
+
+    def __init__(self, network, more=0):
+        super().__init__()
+        self.network, self.config = network, network.config
+        self.more = torch.nn.Parameter(torch.zeros(more))
+
+    def forward(self, inputs, positions=None):
+        return self.network(inputs)
+
+
+def against(tmp_path, monkeypatch, build_peer, libraries=("fla",), **speed):
+    """The finished run and its rows, with `build_peer` in place of that of the configuration."""
+    monkeypatch.setattr(MODELS.load("gla"), "build_peer", build_peer)
+    return measured(tmp_path, against=list(libraries), **speed)
+
+
+def test_a_peer_is_timed_in_the_same_run_with_the_same_step(tmp_path, monkeypatch):
+    trained = []
+
+    def step(model, *options):
+        trained.append(type(model).__name__)
+        return timed.train_step(model, *options)
+
+    build = lambda config, library, spec: Peer(config.build(spec))  # noqa: E731
+    finished, rows = against(tmp_path, monkeypatch, build, train_step=step)
+    assert finished.status == "ok", finished.error
+    # ours at every length first, because a peer may leave a device in disorder
+    assert trained == ["Backbone", "Backbone", "Peer", "Peer"]
+    for length in (16, 32):
+        ours, theirs = rows["time", f"length={length}"], rows["time", f"length={length},against=fla"]
+        speedup = rows["speedup", f"length={length},against=fla"]
+        assert speedup["value"] == pytest.approx(theirs["value"] / ours["value"])
+        assert rows["train_throughput", f"length={length},against=fla"]["value"] > 0
+    assert rows["num_parameters", "against=fla,version=3.1"]["value"] == rows["num_parameters", ""]["value"]
+
+
+def missing(config, library, spec):
+    if library == "fla":
+        raise ModuleNotFoundError("No module named 'fla'")
+    raise LookupError(f"{library} has no model of this kind")
+
+
+def test_a_peer_that_is_missing_or_of_another_size_is_a_row_that_says_so(tmp_path, monkeypatch):
+    finished, rows = against(tmp_path / "a", monkeypatch, missing, ("fla", "mamba_ssm"), lengths=[16])
+    assert finished.status == "ok"
+    for library, words in (("fla", "No module named 'fla'"), ("mamba_ssm", "mamba_ssm has no model of this kind")):
+        row = rows["time", f"length=16,against={library}"]
+        assert row["status"] == "n/a"
+        assert words in row["error"]
+    large = lambda config, library, spec: Peer(config.build(spec), more=10**4)  # noqa: E731
+    finished, rows = against(tmp_path / "b", monkeypatch, large, lengths=[16])
+    row = rows["time", "length=16,against=fla"]
+    assert (finished.status, row["status"]) == ("ok", "n/a")
+    assert "not equal to one per cent" in row["error"]
+    assert ("speedup", "length=16,against=fla") not in rows
+
+
+def test_a_grid_without_peers_keeps_its_identity():
+    assert "against" not in one().resolved["speed"]
+    assert one(against=["fla"]).run_id != one().run_id
+    with pytest.raises(ValueError, match="against: other libraries are timed with measure train or layer, not decode"):
+        one(measure="decode", against=["fla"])
+    with pytest.raises(ValueError, match="against"):
+        one(against=["flax"])

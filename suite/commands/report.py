@@ -355,7 +355,11 @@ def _paper(repository: Repository, name: str | None) -> str | None:
     """The name of a paper, if it is one: a folder of experiments and no experiment itself."""
     names = repository.experiments()
     word = (name or "").rstrip("/")
-    return word if word and word not in names and any(known.startswith(f"{word}/") for known in names) else None
+    return (
+        word
+        if word and word not in (*names, KERNELS) and any(known.startswith(f"{word}/") for known in names)
+        else None
+    )
 
 
 def _planned(repository: Repository, experiment: str) -> Callable[[str], list[dict[str, Any]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from subquad.suite.commands.push import push
 from subquad.suite.commands.repository import StoredResults, Weights, repository_of
 from subquad.suite.environment import with_extra
 from subquad.suite.options import Config
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 weights_app = typer.Typer(
-    help="Read public checkpoints, and write weights in public layouts.",
+    help="Read public checkpoints, write weights in public layouts, and push them to a hub.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -115,6 +116,8 @@ def export_weights(
         (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     print(f"{out}: {name} in the layout {layout or fitting[0]}, {len(tensors)} tensors")
 
+
+weights_app.command("push")(push)
 
 OF_TRAINING = (
     "init_std",

@@ -33,12 +33,12 @@ from subquad.reports.render.count import scale_to_count
 from subquad.reports.render.document import Document
 from subquad.reports.render.latex import latex
 from subquad.reports.render.layout import document, grouped
+from subquad.reports.render.operators import history
 from subquad.reports.render.plan import pick_scale
 from subquad.reports.render.printing import markdown, terminal
 from subquad.reports.render.quotes import update_documents
 from subquad.reports.render.report import Report, build, report_of
 from subquad.reports.render.rows import load_runs, rows_of
-from subquad.reports.render.speed import history
 from subquad.suite.registry import nearest
 
 Format = Literal["terminal", "md", "latex", "png", "pdf", "html"]

@@ -65,6 +65,7 @@ from subquad.reports.render.count import (
     total,
 )
 from subquad.reports.render.document import DASH, shown
+from subquad.reports.render.floors import with_floors
 from subquad.reports.render.layout import last_text, ours_text, paper_text
 from subquad.reports.render.plan import pick_scale, read_table
 from subquad.reports.render.report import Report, report_of
@@ -269,7 +270,7 @@ class CommittedRows:
     def _kernels(self) -> pd.DataFrame:
         # beside the shapes of `bench` lie sweeps of configurations, which measure no revision
         files = storage.files([self.results / "reference"], "kernels")
-        return storage.read([path for path in files if path.parent.name in ("paper", "quick")])
+        return with_floors(storage.read([path for path in files if path.parent.name in ("paper", "quick")]))
 
     def _report(self, experiment: str, scale: str) -> Report:
         if experiment not in self.experiments:

@@ -24,9 +24,12 @@ from subquad.suite.environment import version_of
 from subquad.suite.laws import accuracy
 from subquad.suite.laws.accuracy import outputs_of
 from subquad.suite.runs import RunEnded
+from subquad.suite.training.numerics import numerics
 
 SEED = 20
 COPY_BYTES = 2**30
+TF32_PRODUCTS = 3
+"""Products of TF32 parts that keep the digits of a float32 product."""
 MATMUL_SIZE = 8192
 
 
@@ -44,7 +47,7 @@ class Ceilings:
     copy: list[float]
     """Samples, in bytes/s."""
     matmul: dict[str, list[float]]
-    """Samples by dtype, in flop/s: `bfloat16` on matrix units, `float32` without TF32."""
+    """Samples in flop/s by dtype: `bfloat16` and `tf32` on matrix units, `float32` without TF32."""
     exponentials: float | None = None
     """Exponentials a second of an NVIDIA GPU, computed: 16 per clock and multiprocessor at the highest clock."""
 
@@ -54,9 +57,17 @@ class Ceilings:
         if self.exponentials:
             seconds = max(seconds, cost.num_exponentials / self.exponentials)
         if cost.matrix:
-            rates = self.matmul.get(dtype) or self.matmul["bfloat16" if "16" in dtype else "float32"]
-            seconds = max(seconds, cost.num_flops / statistics.median(rates))
+            seconds = max(seconds, cost.num_flops / self.products(dtype))
         return 1e3 * seconds
+
+    def products(self, dtype: str) -> float:
+        """The best rate of products of this dtype, in flop/s, with the digits that the accuracy rule asks for.
+
+        Products of float32 run on matrix units as three products of TF32 parts, where that is faster.
+        """
+        rate = statistics.median(self.matmul.get(dtype) or self.matmul["bfloat16" if "16" in dtype else "float32"])
+        parts = self.matmul.get("tf32", [0.0]) if dtype == "float32" else [0.0]
+        return max(rate, statistics.median(parts) / TF32_PRODUCTS)
 
 
 def find(workload: Workload, name: str) -> Implementation:
@@ -94,10 +105,13 @@ def ceilings(device: torch.device) -> Ceilings:
     copy = [2e3 * source.numel() / ms for ms in sample(partial(target.copy_, source), device)]
     size = MATMUL_SIZE if gpu else 512
     matmul = {}
-    for dtype in (torch.bfloat16, torch.float32):
+    for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32), ("tf32", torch.float32)):
+        if name == "tf32" and not gpu:
+            continue
         a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        times = sample(partial(torch.mm, a, b, out=torch.empty_like(a)), device)
-        matmul[str(dtype).removeprefix("torch.")] = [2e3 * size**3 / ms for ms in times]
+        with numerics("tf32" if name == "tf32" else "fp32"):
+            times = sample(partial(torch.mm, a, b, out=torch.empty_like(a)), device)
+        matmul[name] = [2e3 * size**3 / ms for ms in times]
     exponentials = None
     if gpu and torch.version.cuda:
         chip = torch.cuda.get_device_properties(device)

@@ -51,6 +51,8 @@ class FigureKind(StrEnum):
     seeds = "seeds"
     costs = "costs"
     cells = "cells"
+    changes = "changes"
+    shares = "shares"
 
 
 class Width(StrEnum):
@@ -140,8 +142,12 @@ def report(
         raise ValueError("report --against: name the one experiment whose rows to compare, without --by")
     if row and against is None:
         raise ValueError("report --row: give --against, the row that these rows are compared with")
-    if figure and (every or by or against or experiment in (None, TABLES, KERNELS) or paper):
+    of_kernels = figure in (FigureKind.changes, FigureKind.shares)
+    if figure and (every or by or against or paper or experiment in (None, TABLES, ARENA)):
         raise ValueError("report --figure: name the one experiment of which to draw another figure")
+    if figure and of_kernels != (experiment == KERNELS):
+        kinds = "changes or shares" if experiment == KERNELS else "lines, seeds, costs or cells"
+        raise ValueError(f"report {experiment} --figure {figure}: the figures of {experiment} are {kinds}")
     rendered: Any
     if every and experiment is not None:
         raise ValueError(f"report {experiment} --all: name an experiment or a paper, or give --all, not both")
@@ -167,7 +173,7 @@ def report(
         scales = sorted({path.parent.name for path in paths})
         if scale is not None and scales and scale not in scales:
             raise ValueError(f"--scale {scale}: no stored rows of kernels have it; there are: {', '.join(scales)}")
-        rendered = repository.rendering().history(storage.read(_at_scale(paths, scale), skip=skipped))
+        rendered = repository.rendering().history(storage.read(_at_scale(paths, scale), skip=skipped), figure)
     else:
         experiment, rendered = _table(repository, experiment, results, by or (), scale, figure)
         if against is not None:
@@ -216,7 +222,8 @@ def _drawable(repository: Repository, name: str, options: Mapping[str, str]) -> 
     if name == KERNELS:
         from subquad.suite.store import storage
 
-        return repository.rendering().history(storage.read(repository.files(KERNELS, repository.reference)))
+        stored = storage.read(repository.files(KERNELS, repository.reference))
+        return repository.rendering().history(stored, options.get("--figure"))
     kind = options.get("--figure")
     figure = FigureKind(kind) if kind else None
     return _table(repository, name, repository.reference, (), options.get("--scale"), figure)[1]

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
+import pandas as pd
 import pytest
 import torch
 
 from subquad.reports.render import history, render
+from subquad.reports.render.changes import changes_of
+from subquad.reports.render.floors import with_floors
+from subquad.reports.render.speed import points_of
 from subquad.suite.bench.cases import Case
 from subquad.suite.bench.compare import Comparison
+from subquad.suite.bench.measure import Ceilings
 from subquad.suite.bench.run import Rows, Timing, Verdict
 from subquad.suite.store import storage
+from tests.reports.committed import HOME
+from tests.reports.drawn import faults, words
 
 CASE = Case("causal_conv1d", "triton", (("B", 8), ("T", 64), ("memory", "channel-first")), "bfloat16", True)
 PEER = Case("causal_conv1d", "causal-conv1d", CASE.shape, "bfloat16", True)
@@ -49,7 +59,7 @@ def test_the_newest_run_of_each_case_and_device_is_shown(frame):
 
 
 def test_a_comparison_shows_its_ratio_interval_noise_and_both_commits(frame):
-    (line,) = history(frame).grids[1].lines
+    (line,) = history(frame).grids[-1].lines
     assert line == (
         *("causal_conv1d", "B8 T64 channel-first bfloat16 forward+backward", "triton", "slower"),
         *("ba5eba5eba", "cccc", "1.070", "[1.050, 1.090]", "0.4%"),
@@ -64,19 +74,113 @@ def test_every_format_gives_the_figures_and_the_reason_of_what_is_missing(frame,
     assert "no module" in text
 
 
-def test_the_figure_names_every_case_and_shows_the_share_of_the_floor(frame, tmp_path):
-    (ax,) = history(frame).draw().axes
-    assert ax.get_title(loc="left") == "causal_conv1d"
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["B8 T64 channel-first bfloat16, forward+backward"]
-    # the newest device alone: 0.05 of 9 ms
-    assert [x for line in ax.lines for x in line.get_xdata()] == pytest.approx([100 * 0.05 / 9.0] * 3)
-    (ax,) = history(frame[frame["device"] == "GPU X"]).draw().axes
-    dots = {line.get_xdata()[0]: line.get_markerfacecolor() for line in ax.lines if line.get_marker() != "None"}
+def test_the_shares_of_the_floor_name_every_case_on_every_device(frame, tmp_path):
+    one, other = history(frame, "shares").draw().axes
+    assert [ax.get_title(loc="left") for ax in (one, other)] == ["causal_conv1d\nCPU Y", "causal_conv1d\nGPU X"]
+    assert [label.get_text() for label in one.get_yticklabels()] == ["B8 T64 channel-first bfloat16, forward+backward"]
+    # 0.05 of 9 ms
+    assert [x for line in one.lines for x in line.get_xdata()] == pytest.approx([100 * 0.05 / 9.0] * 3)
+    dots = {line.get_xdata()[0]: line.get_markerfacecolor() for line in other.lines if line.get_marker() != "None"}
     assert sorted(dots) == pytest.approx([12.5, 25.0])
     assert dots[25.0] == "none", "an earlier commit is hollow"
     assert dots[12.5] != "none"
     path = render(history(frame), "png", tmp_path / "kernels.png")
     assert path.stat().st_size > 10_000
+
+
+def changes(tmp_path, *runs):
+    """The changes between runs with these commits and samples, in their order."""
+    for i, (commit, samples) in enumerate(runs):
+        bench(tmp_path, commit, f"2026-01-{i + 1:02}", samples)
+    return changes_of(points_of(storage.read(storage.files([tmp_path], "kernels"))))
+
+
+@pytest.mark.parametrize(
+    ("runs", "verdict"),
+    [
+        ([("a", [1.0, 1.01, 1.02]), ("b", [1.2, 1.21, 1.22])], "slower"),
+        ([("a", [1.0, 1.01, 1.02]), ("b", [0.8, 0.81, 0.82])], "faster"),
+        # quartiles apart, and less than 3 %
+        ([("a", [1.0, 1.0, 1.0]), ("b", [1.02, 1.02, 1.02])], "unchanged"),
+        # more than 3 %, and the quartiles overlap
+        ([("a", [1.0, 1.0, 1.3]), ("b", [0.9, 1.2, 1.4])], "unclear"),
+        # two runs of the earlier commit differ by as much
+        ([("a", [1.0] * 3), ("a", [1.3] * 3), ("b", [1.6] * 3)], "unclear"),
+        # of several commits the last two are compared
+        ([("a", [9.0] * 3), ("b", [1.0] * 3), ("c", [1.2] * 3)], "slower"),
+    ],
+)
+def test_slower_is_what_differs_by_more_than_noise(tmp_path, runs, verdict):
+    (change,) = changes(tmp_path, *runs)
+    assert change.verdict == verdict
+
+
+def test_a_change_names_what_else_differs_and_how_the_others_changed(tmp_path):
+    (change,) = changes(tmp_path, ("a", [1.0, 1.0, 1.0]), ("b", [1.0, 1.5, 1.5]))
+    assert (change.ratio, change.fastest, change.others) == (1.5, 1.0, None)
+    other = dataclasses.replace(change.before, setting={**change.before.setting, "torch": "2.12", "shapes": "paper"})
+    assert dataclasses.replace(change, before=other).differs == "shapes: paper, then quick; torch: 2.12, then 2.13.0"
+    document = history(storage.read(storage.files([tmp_path], "kernels")))
+    (line,) = next(grid for grid in document.grids if grid.heading.startswith("Newest against")).lines
+    assert line[4:8] == ("1.0000 [1.0000, 1.0000]", "1.5000 [1.0000, 1.5000]", "1.500", "unclear")
+    assert line[-1] == "commit: a, then b"
+    for width in ("page", "column"):
+        canvas = document.draw(width)
+        assert faults(canvas) == []
+        assert "0 slower, 0 faster, 1 unclear, 0 unchanged" in words(canvas)
+
+
+def test_committed_changes_and_shares_can_be_read_and_name_every_device():
+    stored = storage.read(storage.files([HOME / "results" / "reference"], "kernels"))
+    stored = stored[stored["scale"].isin(["quick", "paper"])]
+    devices = set(stored["device"])
+    assert len(devices) > 1
+    # the shares of one operator, because those of all take long to draw
+    few = stored[stored["task"].isin(["causal_conv1d", "lti_ssm_step"])]
+    for document in (history(stored, "changes"), history(few, "shares")):
+        canvas = document.draw("column")
+        assert faults(canvas) == []
+        assert all(device in words(canvas) for device in devices)
+
+
+def test_no_committed_time_is_below_its_floor():
+    """Float32 products on matrix units were at 204 % of a floor that knew plain float32 alone."""
+    points = points_of(storage.read(storage.files([HOME / "results" / "reference"], "kernels")))
+    shares = {(point.key, point.commit): point.share_of_floor for point in points if point.share_of_floor}
+    assert len(shares) > 300
+    assert {place: share for place, share in shares.items() if share > 105} == {}
+
+
+def test_only_floors_of_plain_float32_products_are_computed_again():
+    def row(metric, value, precision="float32", **config):
+        return {"run_id": "r", "metric": metric, "value": value, "precision": precision, "config": json.dumps(config)}
+
+    cost = {"num_bytes": 10**9, "num_flops": 10**12}
+    rates = [
+        row("copy_bandwidth", 1e12),
+        row("matmul_rate", 6e14, dtype="bfloat16"),
+        row("matmul_rate", 5e13, dtype="float32"),
+    ]
+    floors = [
+        # 20 ms at the rate of float32; three products of half the rate of bfloat16 take 10 ms
+        row("floor_time", 20.0, **cost),
+        # the bytes decide
+        row("floor_time", 20.0, **{**cost, "num_bytes": 12 * 10**9}),
+        # not a matrix product, whose floor is that of its bytes
+        row("floor_time", 1.0, **cost),
+        row("floor_time", 20.0, "bfloat16", **cost),
+    ]
+    found = with_floors(pd.DataFrame([*rates, *floors]))
+    assert found["value"].tolist()[3:] == pytest.approx([10.0, 12.0, 1.0, 20.0])
+    measured = pd.DataFrame([*rates, row("matmul_rate", 3e14, dtype="tf32"), *floors])
+    assert with_floors(measured)["value"].tolist()[4:] == [20.0, 20.0, 1.0, 20.0], "a new run knows its rate"
+
+
+@pytest.mark.parametrize(("tf32", "rate"), [(None, 5e13), ([6e13], 5e13), ([3e14], 1e14)])
+def test_products_of_float32_count_as_three_of_tf32_where_that_is_faster(tf32, rate):
+    rates = {"bfloat16": [6e14], "float32": [5e13], **({"tf32": tf32} if tf32 else {})}
+    assert Ceilings([1e12], rates).products("float32") == rate
+    assert Ceilings([1e12], rates).products("float16") == 6e14
 
 
 @pytest.mark.parametrize("name", ["started_at", "device", "commit", "torch", "triton"])

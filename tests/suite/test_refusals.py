@@ -120,6 +120,8 @@ REFUSED = [
         "--scale smal: no stored rows of kernels have it; there are: ",
     ),
     ("report quickstart --full --format md", "report --full: md has all tables", "leave it out"),
+    ("report kernels --figure cells", "the figures of kernels are changes or shares"),
+    ("report h3/table2 --figure shares", "the figures of h3/table2 are lines, seeds, costs or cells"),
     ("report h3 --figure cells", "report --figure: name the one experiment"),
     ("report quickstart --figure costs", "quickstart --figure costs: a figure of kind costs needs one"),
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),

@@ -23,6 +23,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.tasks.base import SPLITS, Array, token_dtype
 from subquad.tasks.data import DataError, NoDataError, cache, find, needed
+from subquad.tasks.data.overlap import shared_bytes
 from subquad.tasks.data.stored import PlannedTask
 from subquad.tasks.data.tables import LOADERS, rows, split_tables
 
@@ -264,6 +265,12 @@ class LanguageTask(PlannedTask):
             inputs=torch.from_numpy(inputs.reshape(num_rows, self.length)),
             targets=torch.from_numpy(targets.reshape(num_rows, self.length)),
         )
+
+    def shared_rows(self) -> dict[str, int]:
+        """Bytes of a later split in passages of `overlap.PASSAGE` bytes or more that an earlier one has as well."""
+        texts = self.texts(self.folder)
+        pairs = (("train", "valid"), ("train", "test"), ("valid", "test"))
+        return {f"bytes of {one} & {other}": shared_bytes(texts[one], texts[other]) for one, other in pairs}
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """The metrics of every task, and bits per byte and nats per word, which do not depend on the vocabulary."""

@@ -5,12 +5,21 @@ All of them take about eight minutes of one H200 and 16 cores, most of it to com
 
     python -m pytest -n 16 --dist worksteal -m "not large" tests/gpu
     python -m pytest -m large tests/gpu
+
+References run on the CPU. Sixteen processes with a thread for every core each would take so long that tests time out,
+so the processes share the cores.
 """
+
+import os
 
 import pytest
 import torch
 
+from subquad.suite.environment import cores
+
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
+if torch.cuda.is_available():
+    torch.set_num_threads(max(1, cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 
 from subquad.run_suite import HOME, REPOSITORY
@@ -14,18 +15,26 @@ from subquad.suite.notebook import Notebook
 from subquad.suite.packaging import archive, named
 from subquad.tasks.data import committed
 from tests.file_server import serving
-
-REFERENCE = HOME / "results" / "reference"
-EXPERIMENTS = ("quickstart", "gsa/figure3a")
+from tests.stored import store
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory):
-    """An archive with the committed rows of two experiments, larger than what is written at a time."""
+def reference(tmp_path_factory):
+    """Committed rows of two runs, whose archive is larger than what a download writes at a time."""
     folder = tmp_path_factory.mktemp("reference")
-    for name in EXPERIMENTS:
-        shutil.copytree(REFERENCE / name, folder / name)
-    return archive(folder)
+    for seed in range(2):
+        curve = {"metric": "kernel", "slice": "layer=0", "samples": np.random.default_rng(seed).random(10_000).tolist()}
+        rows = [{"metric": "accuracy", "value": 0.5, "split": "test"}, {**curve, "value": 0.5}, {"metric": "run"}]
+        settings = {"task": {"name": "mqar", "version": 1}, "model": {"name": "gla", "version": 1}, "seed": seed}
+        store(
+            folder, rows, settings, experiment="quickstart", device="one", commit="c", started_at="2026-01-01T00:00:00"
+        )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def content(reference):
+    return archive(reference)
 
 
 @pytest.fixture
@@ -49,14 +58,13 @@ def installation(content, url):
     return replace(REPOSITORY, reference=found.folder(), pull=partial(committed.pull, found))
 
 
-def files(folder, *below):
-    """The content of every part of a folder, or of some folders below it."""
-    parts = [part for name in below or [""] for part in (folder / name).rglob("*.parquet")]
-    return {part.relative_to(folder).as_posix(): part.read_bytes() for part in parts}
+def files(folder):
+    """The content of every file of rows below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.parquet")}
 
 
-def test_the_same_rows_give_the_same_archive_whoever_wrote_them(content, tmp_path):
-    for seconds, (name, part) in enumerate(sorted(files(REFERENCE, *EXPERIMENTS).items(), reverse=True)):
+def test_the_same_rows_give_the_same_archive_whoever_wrote_them(reference, content, tmp_path):
+    for seconds, (name, part) in enumerate(sorted(files(reference).items(), reverse=True)):
         place = tmp_path / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(part)
@@ -64,7 +72,7 @@ def test_the_same_rows_give_the_same_archive_whoever_wrote_them(content, tmp_pat
         os.utime(place, (seconds, seconds))
     (tmp_path / "quickstart" / "notes.txt").write_text("no row")
     assert archive(tmp_path) == content
-    shutil.copyfile(place, place.with_name("part-copy.parquet"))
+    shutil.copyfile(place, place.with_name("copy.parquet"))
     assert archive(tmp_path) != content
 
 
@@ -84,17 +92,19 @@ def test_a_wheel_names_the_release_of_its_repository_and_no_password(content, re
     assert facts["url"] == (f"{url}/{release()}/{facts['name']}" if url else "")
 
 
-def test_rows_are_fetched_once_and_found(server, installed, command_line):
+def test_rows_are_fetched_once_and_found(server, reference, installed, command_line):
     done = command_line("results", "pull", repository=installed)
     assert (done.returncode, str(installed.reference) in done.stdout) == (0, True), done.stderr
-    assert files(installed.reference) == files(REFERENCE, *EXPERIMENTS)
+    assert files(installed.reference) == files(reference)
+    # the rows are what counts, and not the archive of which they were made
+    (kept,) = committed.cache.place("files", "rows").glob("*.tar")
+    kept.unlink()
     assert command_line("results", "pull", repository=installed).returncode == 0
     assert server.asked == [None]
     report = command_line("report", "quickstart", repository=installed)
-    assert report.stdout == command_line("report", "quickstart", "--results", REFERENCE).stdout
+    assert report.stdout == command_line("report", "quickstart", "--results", reference).stdout
     assert len(Notebook(installed).results("quickstart")) > 0
-    assert "about" in command_line("run", "quickstart", "--dry-run", repository=installed).stdout
-    compared = command_line("compare", release(), REFERENCE / "quickstart", "--all", repository=installed)
+    compared = command_line("compare", release(), reference, "--all", repository=installed)
     assert "identical" in compared.stdout, compared.stderr
 
 

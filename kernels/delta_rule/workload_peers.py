@@ -75,13 +75,14 @@ def load_flash_kda() -> Callable[..., Any]:
 def before_gates(inputs: Inputs) -> Inputs:
     """The arguments of FlashKDA, which normalises q and k and computes both gates: beta = sigmoid(its beta) and
     log_decay = lower_bound sigmoid(exp(A_log) (g + dt_bias)). Those of ours are unit vectors and gates already."""
-    q, heads, lower_bound = inputs["q"], *inputs["log_decay"].shape[-2:-1], -5.0
+    q: Tensor = inputs["q"]
+    lower_bound = -5.0
     return {
         **{name: inputs[name] for name in ("q", "k", "v", "scale")},
         "g": torch.logit(inputs["log_decay"].float() / lower_bound).to(q.dtype),
         "beta": torch.logit(inputs["beta"].float()).to(q.dtype),
-        "A_log": q.new_zeros(heads, dtype=torch.float32),
-        "dt_bias": q.new_zeros(heads, q.shape[-1], dtype=torch.float32),
+        "A_log": q.new_zeros(q.shape[2], dtype=torch.float32),
+        "dt_bias": q.new_zeros(*q.shape[2:], dtype=torch.float32),
         "lower_bound": lower_bound,
     }
 

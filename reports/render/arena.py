@@ -115,7 +115,7 @@ def runs_of(frame: pd.DataFrame) -> list[ArenaRun]:
     times = frame[frame["metric"] == "time"].fillna({name: "" for name in TEXTS if name in frame})
     found = []
     for (run_id, started_at, device), rows in times.groupby(["run_id", "started_at", "device"], sort=False):
-        records: list[dict[str, Any]] = rows.to_dict("records")
+        records: Any = rows.to_dict("records")
         if (run := _run(str(run_id), str(started_at), str(device), records)) is not None:
             found.append(run)
     return sorted(found, key=lambda run: run.order)
@@ -257,12 +257,12 @@ def _refused(runs: Sequence[ArenaRun]) -> Grid:
         for entrant, found in run.refusals:
             last[(run.device, entrant.name, *found.key)] = run, entrant
         for found in run.comparisons:
-            for entrant, _ in found.ranking:
-                last[(run.device, entrant.name, *found.key)] = run, None
+            for timed, _ in found.ranking:
+                last[(run.device, timed.name, *found.key)] = run, None
     reasons: dict[tuple[str, ...], list[tuple[str, ArenaRun]]] = {}
-    for (device, name, op, case, direction), (run, entrant) in last.items():
-        if entrant is not None:
-            reason = f"{entrant.status}: {entrant.reason}"
+    for (device, name, op, case, direction), (run, refused) in last.items():
+        if refused is not None:
+            reason = f"{refused.status}: {refused.reason}"
             reasons.setdefault((name, op, device, reason), []).append((f"{case} {direction}", run))
     lines, ids = [], []
     for (name, op, device, reason), cases in sorted(reasons.items()):

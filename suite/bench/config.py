@@ -87,8 +87,7 @@ class SpeedConfig(Config):
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = handler(self)
-        off = {"new_tokens": None, "against": []}
-        return {key: value for key, value in values.items() if key not in off or value not in (off[key], ())}
+        return {key: value for key, value in values.items() if key not in ("new_tokens", "against") or value}
 
     def batch(self, length: int) -> int:
         """Sequences of one length in a batch."""

@@ -218,10 +218,10 @@ class ModelTimer(Series):
         try:
             with self._numerics():
                 self._add_peer(library, length, part)
-        except (torch.OutOfMemoryError, Unavailable) as error:
-            out_of_memory = isinstance(error, torch.OutOfMemoryError)
-            status, reason = ("oom", f"{library}: out of memory") if out_of_memory else (error.status, str(error))
-            self.outcome.add("time", "ms", None, slice=part, status=status, error=reason)
+        except Unavailable as error:
+            self.outcome.add("time", "ms", None, slice=part, status=error.status, error=str(error))
+        except torch.OutOfMemoryError:
+            self.outcome.add("time", "ms", None, slice=part, status="oom", error=f"{library}: out of memory")
         except Exception as error:  # what a peer raises is no fault of the run
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self.outcome.add("time", "ms", None, slice=part, status="n/a", error=reason)

@@ -312,7 +312,7 @@ def _standings(
     from subquad.suite.submissions.standing import standings
 
     chosen = repository.rendering().pick_scale(config, {path.parent.name for path in files}, scale)
-    found = standings(repository.submissions, experiment, config, chosen)
+    found = standings(repository.submissions, experiment, config, chosen, skipped)
     return [one for one in found if one.manifest.name not in repository.models]
 
 

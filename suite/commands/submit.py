@@ -151,9 +151,7 @@ def model_of(repository: Repository, plugin: Path, model: str | None = None) -> 
 
 def check_options(board: str, config: ExperimentConfig, options: Mapping[str, Any]) -> None:
     """Raises ValueError for an option that is none of the mixer's own, or that all mixers of a board share."""
-    from subquad.suite.submissions.standing import model_axis
-
-    varied = {key for point in config.sweep[model_axis(config)] for key in point}
+    varied = varied_options(config)
     fixed = [f"model.{key}" for key in config.baseline["model"] if f"model.{key}" not in varied]
     for key in options:
         if not key.startswith("model.") or key in ("model.name", *fixed):
@@ -162,6 +160,13 @@ def check_options(board: str, config: ExperimentConfig, options: Mapping[str, An
                 f"--set {key}: {board} compares mixers under one protocol; only options of the model can be changed, "
                 f"and not {all_have}"
             )
+
+
+def varied_options(config: ExperimentConfig) -> set[str]:
+    """Dotted keys of the model in which the mixers of a board differ."""
+    from subquad.suite.submissions.standing import model_axis
+
+    return {key for point in config.sweep[model_axis(config)] for key in point}
 
 
 def own_options(offer: Offer) -> list[str]:
@@ -213,7 +218,7 @@ def check_budget(repository: Repository, offer: Offer, runs: Sequence[Run]) -> A
     budget = offer.config.budget
     assert budget is not None
     run: Any = next(run for run in runs if run.columns["task"] == budget.task)
-    free = "model.d_model" in {key for point in next(iter(offer.config.sweep.values())) for key in point}
+    free = "model.d_model" in varied_options(offer.config)
 
     def sized(width: int) -> Size:
         # only the width differs, and a run that is resolved checks it
@@ -296,7 +301,8 @@ def _write(offer: Offer, call: Call, size: Size, out: Path) -> Path:
             **said.facts,
             **_written(part),
         )
-        shutil.copyfile(offer.plugin, folder / offer.plugin.name)
+        if offer.plugin.resolve() != (folder / offer.plugin.name).resolve():
+            shutil.copyfile(offer.plugin, folder / offer.plugin.name)
         manifest = place.Manifest(
             name=offer.name,
             plugin=offer.plugin.name,

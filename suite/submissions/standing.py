@@ -8,7 +8,7 @@ than the tolerance of the table.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,18 +86,35 @@ def _number(value: float | None, percent: bool) -> str:
     return "an error" if value is None else f"{value * (100 if percent else 1):.1f}"
 
 
-def standings(home: Path, board: str, config: ExperimentConfig, scale: str) -> list[Standing]:
-    """The submissions on a board at one scale. ValueError, which names the file, for a manifest that is wrong."""
+def standings(
+    home: Path, board: str, config: ExperimentConfig, scale: str, skip: Callable[[str], None] | None = None
+) -> list[Standing]:
+    """The submissions on a board at one scale.
+
+    skip: called with a sentence on each submission that cannot be read, which is left out; None: it is a ValueError.
+    """
     found = []
     for folder in submissions_below(home):
-        manifest = read_manifest(folder)
-        entry = manifest.boards.get(board)
-        if entry is not None and entry.scale == scale:
-            part = part_of(folder, board, entry)
-            repeats = repeated_parts(folder, board, scale)
-            compared = compare(config, scores(config, [part]), scores(config, repeats))
-            found.append(Standing(folder, manifest, entry, part, tuple(compared)))
+        try:
+            standing = _standing(folder, board, config, scale)
+        except ValueError as error:
+            if skip is None:
+                raise
+            skip(str(error))
+        else:
+            found += [] if standing is None else [standing]
     return found
+
+
+def _standing(folder: Path, board: str, config: ExperimentConfig, scale: str) -> Standing | None:
+    """The submission in a folder, or None where it is not on this board at this scale."""
+    manifest = read_manifest(folder)
+    entry = manifest.boards.get(board)
+    if entry is None or entry.scale != scale:
+        return None
+    part = part_of(folder, board, entry)
+    compared = compare(config, scores(config, [part]), scores(config, repeated_parts(folder, board, scale)))
+    return Standing(folder, manifest, entry, part, tuple(compared))
 
 
 def scores(config: ExperimentConfig, parts: Sequence[Path]) -> dict[str, Score]:

@@ -399,6 +399,26 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_trained(command_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_tree_with_changes_makes_no_submission(command_line, monkeypatch, tmp_path):
+    monkeypatch.setenv("SUBQUAD_COMMIT", f"{COMMIT}-dirty")
+    environment.commit.cache_clear()
+    options = ("--board", "parameters", "--set", "model.d_model=84", "--results", tmp_path, "--out", tmp_path)
+    done = command_line("submit", EXAMPLE, *options)
+    environment.commit.cache_clear()
+    assert done.returncode == 2
+    assert "files of Subquad differ from its commit" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_submission_that_cannot_be_read_does_not_stop_a_report(copied, command_line):
+    repository, folder = copied
+    (folder / MANIFEST).write_text("{")
+    done = command_line("report", "small", repository=repository)
+    assert done.returncode == 0
+    assert "manifest.json: no JSON" in done.stderr
+    assert "sent-mixer" not in done.stdout
+
+
 def test_a_folder_of_another_mixer_stays(copied, command_line, tmp_path):
     repository, folder = copied
     plugin = tmp_path / "sent_mixer.py"

@@ -95,6 +95,23 @@ def test_expressions_use_contexts_that_exist(path):
     assert set(re.findall(r"steps\.(\w+)\.", text)) <= identifiers
 
 
+def test_the_code_of_a_stranger_gets_no_secret_and_leaves_nothing_behind():
+    for path in WORKFLOWS:
+        assert "pull_request_target" not in load(path)["on"], path.name
+    path = HOME / ".github" / "workflows" / "submission.yml"
+    text = re.sub(r"^\s*#.*$", "", path.read_text(), flags=re.MULTILINE)
+    assert "secrets." not in text
+    assert "github.token" not in text
+    # another workflow would restore what the code has left in a cache
+    assert "cache" not in text
+    (fetched,) = (step for step in steps(path) if "checkout" in step.get("uses", ""))
+    assert fetched["with"]["ref"] == "${{ github.event.pull_request.base.sha }}"
+    assert fetched["with"]["persist-credentials"] is False
+    (checked,) = (script for script in scripts(path) if "submissions check" in script)
+    for word in ("unshare --net", "--no-new-privs", "--clear-groups", "env -i"):
+        assert word in checked
+
+
 def test_the_page_on_the_action_names_its_inputs():
     _, _, page = (HOME / "docs" / "benchmarks.md").read_text().partition("## A kernel of your own in CI")
     inputs = load(ACTION)["inputs"]

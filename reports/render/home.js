@@ -1,11 +1,11 @@
 // ---------------------------------------------------------------- the first screen: three questions
 
 const COLORS = {
-  agree: "var(--agree)", better: "var(--better)", unclear: "var(--unsure)", differ: "var(--worse)",
+  agree: "var(--bar-agree)", better: "var(--bar-better)", unclear: "var(--bar-unclear)", differ: "var(--bar-differ)",
   "at chance": "var(--chance)", "other device": "var(--device)", "other data": "var(--data)", "not run": "var(--empty)",
 };
-/** Cells of few seeds have the colour of their verdict, paler. */
-const colorOf = (part) => COLORS[part] || `color-mix(in srgb, ${COLORS[part.split(",")[0]]} 45%, var(--ground))`;
+/** Cells of few seeds have the colour of their verdict, in stripes. */
+const colorOf = (part) => COLORS[part] || `repeating-linear-gradient(135deg, ${COLORS[part.split(",")[0]]} 0 3px, var(--ground) 3px 5px)`;
 
 /** The parts of a count as a bar; nothing where the papers publish no number. */
 function bar(line) {
@@ -29,6 +29,11 @@ const SUMS = [
   ["not run", ["not run"], "dash"],
   ["not comparable", ["at chance", "other device", "other data"], "dash"],
 ];
+/** How many cells of few seeds agree. */
+const fewText = (line) => {
+  const agree = sumOf(line, ["agree, few seeds", "better, few seeds"]);
+  return agree ? ` (${agree} agree)` : "";
+};
 const sumOf = (line, names) => names.reduce((total, name) => total + (line.counts[name] || 0), 0);
 
 const PAPER_NAMES = new Map([["h3", "H3"], ["dss", "DSS"], ["mamba", "Mamba"], ["gsa", "GSA"]]);
@@ -79,7 +84,7 @@ function drawReproduced(host) {
         element("p", { class: "big" }, element("strong", {}, String(sumOf(line, SUMS[0][1]))), ` of ${line.counts["in a grid"]} agree`),
         bar(line),
         element("ul", {}, ...SUMS.slice(1).filter(([text, names]) => text !== "unclear" || sumOf(line, names)).map(
-          ([text, names, kind]) => element("li", { class: kind }, `${sumOf(line, names)} ${text}`))),
+          ([text, names, kind]) => element("li", { class: sumOf(line, names) ? kind : "dash" }, `${sumOf(line, names)} ${text}${names.length === 4 ? fewText(line) : ""}`))),
         element("p", { class: "muted" }, `${line.counts.published} numbers published`));
     })),
     legend(data.parts.map((name) => ({ label: name, color: colorOf(name) }))),

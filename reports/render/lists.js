@@ -12,7 +12,9 @@ function experiments(main) {
     ...SUMS.map(([title, names]) => number(title, names)),
     ...last,
   ];
-  const claimed = { title: "claims", text: (line) => line.claims, draw: (line) => element("small", { class: "claims" }, line.claims) };
+  // what no claim does is not said
+  const said = (text) => text.split(" · ").filter((part) => !part.startsWith("0 ")).join(" · ");
+  const claimed = { title: "claims", text: (line) => said(line.claims), draw: (line) => element("small", { class: "claims" }, said(line.claims)) };
   const counted = data.experiments.filter((experiment) => experiment.counted);
   const hasRows = new Set(data.cells.filter((cell) => cell.runs.length).map(nameOf));
   const listed = (host, caption, rows, address) => table(host, {
@@ -41,7 +43,7 @@ function experiments(main) {
     main.append(folded);
   }
   if (data.folders.length > 1) {
-    const reduced = { title: "claims, reduced", text: (line) => line.reduced, draw: (line) => element("small", { class: "claims" }, line.reduced) };
+    const reduced = { title: "claims, reduced", text: (line) => said(line.reduced), draw: (line) => element("small", { class: "claims" }, said(line.reduced)) };
     table(main, {
       caption: "Sums of each folder", rows: data.totals, words: false,
       columns: columns([{ title: "folder", text: (line) => line.name }], [claimed, reduced]),

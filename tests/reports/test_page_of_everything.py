@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from subquad.reports.render import Board, build
+from subquad.reports.render import Board, build, render
 from subquad.reports.render.page import page
 from subquad.run_suite import REPOSITORY
 from subquad.suite.store import storage
@@ -113,6 +113,10 @@ def test_a_table_grows_by_200_lines_and_print_says_what_it_cuts(everything):
     assert tab.js(shown) == 1
     assert tab.js('document.querySelector(".count").textContent').startswith("400 of ")
     assert tab.js('document.querySelector("main input").getClientRects().length') == 0
+    # the widest table of a paper fits a sheet of A4
+    tab.size(718)
+    tab.open(file, "#experiment?name=mamba/table11&scale=paper")
+    assert tab.js("document.documentElement.scrollWidth <= innerWidth")
     tab.media()
 
 
@@ -124,6 +128,20 @@ def test_titles_of_a_long_table_stay_in_sight(everything):
     top = tab.js('document.querySelector("main thead th").getBoundingClientRect().top')
     assert 0 <= top < 100
     assert tab.js('document.querySelector("body > header").getBoundingClientRect().top') == 0
+
+
+def test_the_page_of_one_experiment_keeps_its_titles_above_its_lines(tmp_path):
+    """It shares the style sheet, and has no menu below which titles would stay."""
+    _, config, path = REPOSITORY.experiment("h3/table2")
+    report = build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], "h3/table2")))
+    file = tmp_path / "report.html"
+    render(report, "html", file)
+    with browser(tmp_path) as tab:
+        tab.size(1440)
+        tab.open(file, ready='document.readyState === "complete"')
+        tab.js("window.box = (table, part) => table.querySelector(part).getBoundingClientRect()")
+        overlaps = '[...document.querySelectorAll("table")].filter((t) => box(t, "th").bottom > box(t, "td").top + 1)'
+        assert tab.js(f"{overlaps}.length") == 0
 
 
 def test_a_phone_shows_lines_as_cards(everything):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,8 @@ class Board:
     """Every operator that the suite has."""
     about: tuple[About, ...] = ()
     """Every model, task and operator, for the pages about them."""
+    costs: Mapping[str, str] = field(default_factory=dict)
+    """Experiment to what its README says of the time that it takes."""
 
     @property
     def title(self) -> str:

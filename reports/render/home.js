@@ -174,7 +174,10 @@ function mixerTable(host, { experiment, i, rows }) {
     `hollow: none does. ${panels.some((c) => experiment.columns[c] && experiment.columns[c][0] !== null) ? "The dotted line is chance. " : ""}The state is what a sequence keeps between two tokens, in float32; ` +
     "it is the one of the column by which the lines are ordered, or else the largest." +
     (columns.length > panels.length ? ` The first ${panels.length} of ${columns.length} columns are shown.` : "")));
+  const answer = element("p", { role: "status" });
+  host.append(answer);
   shown = table(host, {
+    onShow: (found) => { answer.textContent = solvedText(panels, found, good); },
     caption: `${experiment.title} (${experiment.name}, scale ${experiment.scale})`,
     address: true,
     words: false,
@@ -199,6 +202,19 @@ function mixerTable(host, { experiment, i, rows }) {
   });
   // the states were drawn before the order was known
   shown.refresh();
+}
+
+const MOST_NAMES = 6;
+
+/** How many of some mixers solve each column with every seed, and which, where these are few. */
+function solvedText(panels, rows, good) {
+  const parts = panels.map((column) => {
+    const there = rows.filter((row) => row.cells.has(column));
+    const solved = there.filter((row) => good(row.cells.get(column)) === row.cells.get(column).values.length);
+    const names = solved.length && solved.length <= MOST_NAMES ? ` (${solved.map((row) => row.row).join(", ")})` : "";
+    return `${column}: ${solved.length} of ${there.length}${names}`;
+  });
+  return `Solved with every seed: ${parts.join("; ")}.`;
 }
 
 /** Time of a decoded token of every row of leaderboard/speed. */

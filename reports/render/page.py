@@ -85,7 +85,7 @@ def page_data(board: Board) -> dict[str, Any]:
         "totals": [_line(name, counts) for name, counts in counts_of(board)],
         "folders": board.folders,
         "about": [[a.kind, a.name, a.summary, a.path, a.text] for a in board.about],
-        "experiments": [_experiment(report, i < len(board.reports)) for i, report in enumerate(reports)],
+        "experiments": [_experiment(report, board, i < len(board.reports)) for i, report in enumerate(reports)],
         "cells": [_cell(report, i, cell) for i, report in enumerate(reports) for cell in report.cells],
         "runs": {run_id: _run(run, settings, operators) for run_id, run in runs.items()},
         "settings": settings.values,
@@ -135,7 +135,7 @@ def _where(board: Board, runs: Sequence[StoredRun]) -> str:
     return f"{len(board.reports)} experiments, {len(runs)} runs{on}{when}"
 
 
-def _experiment(report: Report, counted: bool) -> dict[str, Any]:
+def _experiment(report: Report, board: Board, counted: bool) -> dict[str, Any]:
     counts = count(report)
     return {
         "folder": folder_of(report.experiment),
@@ -145,6 +145,7 @@ def _experiment(report: Report, counted: bool) -> dict[str, Any]:
         "unit": report.unit,
         "notes": report.notes,
         "counted": counted,
+        "cost": board.costs.get(report.experiment, ""),
         "reference": report.spec.reference,
         "timed": report.timed,
         "success": None if report.config.select is None else report.config.select.success,

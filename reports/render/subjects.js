@@ -25,12 +25,13 @@ function experiment(main) {
     element("p", { class: "big" }, e.counts["in a grid"] ? partsText(e) : "No number of a paper is judged here."),
     bar(e),
     element("p", {}, e.claims ? `claims: ${e.claims}` : ""),
-    element("p", {}, `${runs.length} runs stored${hoursText(runs)}; ${missing.length} of ${asked.length} cells have not been run. The first command below estimates what they take.`),
+    element("p", {}, `${runs.length} runs stored${hoursText(runs)}; ${missing.length} of ${asked.length} cells have not been run.`),
     ...Object.entries(e.cannotRun).map(([scale, why]) => element("p", {}, `Scale ${scale} cannot run here: ${why}`)),
     element("p", {}, docsLink(`reports/${e.name}/`, "method, settings and departures"), " · ",
       element("a", { href: link("cells", { experiment: e.name, scale: e.scale }) }, "every cell with its seeds")),
   ));
   main.append(verdictMatrix(e, there));
+  if (e.cost) main.append(element("h2", {}, "What it costs"), ...e.cost.split(/\n\s*\n/).map(prose));
   const said = claimRows().filter((row) => row.experiment === i);
   if (said.length) claimTable(main, "Claims of the paper", said, false);
   main.append(
@@ -39,6 +40,11 @@ function experiment(main) {
     element("h2", {}, "Notes"),
     element("ul", {}, ...e.notes.map((note) => element("li", {}, note))),
   );
+}
+
+/** A paragraph of a document, whose words in backticks are code. */
+function prose(text) {
+  return element("p", { class: "prose" }, ...text.split("`").map((part, i) => (i % 2 ? element("code", {}, part) : part)));
 }
 
 /** How long runs took together, on which devices; empty where no run says so. */

@@ -57,10 +57,11 @@ const percent = (share) => `${(100 * share).toFixed(0)} %`;
  * choices: {title, of(row)}: a list from which one value can be chosen.
  * open(row): the element that the button of a line shows below it. key(row): its name in the address.
  * keeps(row): whether a line passes what stands outside of the table, such as a slider; `refresh` asks again.
+ * onShow(rows): called with the lines that pass all filters.
  * address: keep filters, order and open lines in the address of the page, and begin with what it says.
  */
 function table(host, options) {
-  const { caption, rows, choices = [], open = null, key = null, words = true, keeps = null, address = false } = options;
+  const { caption, rows, choices = [], open = null, key = null, words = true, keeps = null, onShow = null, address = false } = options;
   // a column that says nothing here takes no room
   const columns = options.columns.filter((column) => column.draw || rows.some((row) => column.text(row) !== ""));
   const given = address ? params() : new Map();
@@ -154,6 +155,7 @@ function table(host, options) {
 
   function show() {
     const found = kept();
+    if (onShow) onShow(found);
     const shown = found.slice(0, state.limit);
     body.replaceChildren(...shown.flatMap(line));
     const all = found.length < rows.length ? ` (of ${rows.length} without a filter)` : "";

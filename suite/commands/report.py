@@ -388,10 +388,11 @@ def _board(repository: Repository, name: str, results: Path | None, *, reduced: 
     from subquad.suite.store import storage
 
     rendering = repository.rendering()
-    counted, others = [], []
+    counted, others, costs = [], [], {}
     for experiment, config, path in repository.every_experiment():
         if name != "overview" and not experiment.startswith(f"{name}/"):
             continue
+        costs[experiment] = _cost(path.parent / "README.md")
         paths = repository.files(experiment, results)
         runs = rendering.load_runs(rendering.rows_of(paths, skipped))
         report = partial(
@@ -409,7 +410,16 @@ def _board(repository: Repository, name: str, results: Path | None, *, reduced: 
         kernels,
         tuple(repository.operators),
         tuple(_about(repository, rendering.About)),
+        costs,
     )
+
+
+def _cost(readme: Path) -> str:
+    """The section `Cost` of a README as plain text, without the keys of its numbers; empty where there is none."""
+    found = re.search(r"^## Cost\n(.*?)(?=^## |\Z)", readme.read_text() if readme.is_file() else "", re.M | re.S)
+    if found is None:
+        return ""
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", re.sub(r"<!--.*?-->", "", found[1])).strip()
 
 
 def _about(repository: Repository, about: Callable[..., Any]) -> Iterator[Any]:

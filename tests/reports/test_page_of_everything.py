@@ -95,10 +95,22 @@ def test_the_slider_keeps_the_mixers_whose_state_fits(everything):
     kept = tab.js(f"[...document.querySelectorAll({lines!r})].map((line) => line.children[4].textContent)")
     assert 5 < len(kept) < 25
     assert all(float(text.split()[0]) <= 16 for text in kept if text.endswith("KiB"))
+    answer = tab.js('document.querySelector("p[role=status]").textContent')
+    assert answer.startswith("Solved with every seed: recall of 32 pairs: ")
+    assert f" of {len(kept)} (" in answer
     tab.js('document.querySelector("input[type=range]").focus()')
     tab.choose("input[type=range]", "0")
     assert len(tab.js(f"[...document.querySelectorAll({lines!r})].map((line) => 1)")) < len(kept)
     assert "state=2" in tab.js("location.hash")
+
+
+def test_an_experiment_says_what_it_costs(everything):
+    tab, file = everything
+    tab.open(file, "#experiment?name=dss/table1-lra")
+    text = tab.js('document.querySelector("main").textContent')
+    assert "What it costs" in text
+    assert "96,000 steps for ListOps" in text
+    assert "runs stored, which took" in text
 
 
 def test_a_table_grows_by_200_lines_and_print_says_what_it_cuts(everything):

@@ -84,10 +84,10 @@ def save(document: Document, path: Path, width: Width = "page", source: str = ""
     return path
 
 
-GREEN, BLUE, AMBER, RED = "#1d8a63", "#2f62c4", "#f2c230", "#a32a2a"
+GREEN, BLUE, AMBER, RED = "#12a06a", "#2f62c4", "#f2c230", "#a32a2a"
 VERDICT_COLORS = dict(zip(JUDGED, (GREEN, BLUE, AMBER, RED), strict=True))
-CLAIM_COLORS = {"hold": GREEN, "fail": RED, "unclear": AMBER, "not run": "#e8e8e8"}
-PLAIN_COLORS = {"at chance": "#8f8f8f", "other device": "#c4c4c4", "other data": "#c4c4c4", "not run": "#e8e8e8"}
+CLAIM_COLORS = {"hold": GREEN, "fail": RED, "unclear": AMBER, "not run": "#eeeeee"}
+PLAIN_COLORS = {"at chance": "#5f5f5f", "other device": "#b6b6b6", "other data": "#b6b6b6", "not run": "#eeeeee"}
 HATCHES = dict.fromkeys(FEW, "//////") | {"other data": "......"}
 """Cells of few seeds have the colour of their verdict and are hatched."""
 CELL_COLORS = VERDICT_COLORS | dict(zip(FEW, VERDICT_COLORS.values(), strict=True)) | PLAIN_COLORS
@@ -144,7 +144,7 @@ def _bar(ax: Any, y: int, parts: Sequence[tuple[int, str, str]], room: float) ->
         hatch = HATCHES.get(name)
         ax.barh(y, share, 0.78, left, color=color, edgecolor="white", lw=0.4, hatch=hatch)
         if share * room > measure(str(number), SMALL) + 0.03:
-            dark = color in (GREEN, BLUE, RED)
+            dark = color in (BLUE, RED, PLAIN_COLORS["at chance"])
             # on a plain box, because a number on hatches cannot be read
             box = {"facecolor": color, "edgecolor": "none", "pad": 0.6} if hatch else None
             style: Any = {"ha": "center", "va": "center_baseline", "fontsize": SMALL, "bbox": box}

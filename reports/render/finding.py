@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from subquad.reports.render.document import EPOCH_ON_TEST, REDUCED, SELECTED_ON_TEST, STAND_IN
 from subquad.reports.render.judge import Cell
 from subquad.reports.render.report import Report
+from subquad.suite.metrics import smaller_is_better
 
 STRICTNESS = (90.0, 95.0, 99.0)
 """Thresholds of success, in percent, at all of which a finding must hold."""
@@ -75,9 +76,13 @@ def value_label(report: Report) -> str:
     columns = {cell.column for cell in report.cells if cell.values} or set(report.spec.columns)
     metrics = {report.spec.of(column, "metric") for column in columns}
     splits = {report.spec.of(column, "split") for column in columns}
-    metric = metrics.pop().replace("_", " ") if len(metrics) == 1 else "value"
+    if len(metrics) > 1:
+        return "value"
+    metric = metrics.pop().replace("_", " ")
     split = SPLITS.get(splits.pop(), "") if len(splits) == 1 else ""
-    return f"{split} {metric}".strip() + (f" ({report.unit})" if report.unit else "")
+    better = smaller_is_better(metric.replace(" ", "_")) or False
+    brackets = ", ".join([report.unit] * bool(report.unit) + ["lower is better"] * better)
+    return f"{split} {metric}".strip() + (f" ({brackets})" if brackets else "")
 
 
 def finding(report: Report) -> str:

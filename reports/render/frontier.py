@@ -37,7 +37,7 @@ from subquad.reports.render.sheet import (
 from subquad.suite.metrics import smaller_is_better
 
 KINDS = (
-    ("delta rule", r"delta|kda|rwkv-?7", "#7b3fb5", "D"),
+    ("delta rule", r"delta|kda|rwkv-?7", "#b07cd8", "D"),
     ("linear attention", r"linear|lightning|based|retnet|gla|hgrn|gsa|abc|rwkv-?6|mlstm", "#1b9e77", "o"),
     ("state space model", r"s4|s5|s6|ssm|dss|gss|h3|mamba", "#2f62c4", "^"),
     ("softmax attention", r"attention|transformer|mha|gpt|pythia|llama", "#111111", "s"),

@@ -192,14 +192,18 @@ def label_rows(ax: Any, labels: Sequence[str]) -> None:
 
 
 def log_ticks(low: float, high: float, room: float) -> list[float]:
-    """At least two round numbers between two others, as many as fit into `room` inches."""
-    most = max(int(room / 0.38), 2)
+    """Round numbers between two others, at least two if there are any, as many as fit into `room` inches."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)):
         ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
         if len(ticks) >= 2:
-            return ticks[:: -(-len(ticks) // most)]
-    return [float(f"{low:.3g}"), float(f"{high:.3g}")]
+            break
+    kept = ticks[:1]
+    for tick in ticks[1:]:
+        apart = math.log(tick / kept[-1]) / math.log(high / low) * room * 0.85
+        if apart > (measure(f"{tick:g}", SMALL) + measure(f"{kept[-1]:g}", SMALL)) / 2 + 0.06:
+            kept.append(tick)
+    return kept or [float(f"{low:.3g}"), float(f"{high:.3g}")]
 
 
 HANDLE, GAP = 1.6, 1.4

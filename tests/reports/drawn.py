@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
@@ -13,6 +14,7 @@ from matplotlib.text import Text
 from subquad.reports.render.sheet import SMALL, STYLE
 
 
+@lru_cache(maxsize=4)
 def texts(canvas: Any) -> list[Text]:
     """Every text that is visible, the labels of those ticks that are in view included."""
     with matplotlib.rc_context(STYLE):

@@ -87,13 +87,16 @@ def committed(name, scale):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["leaderboard/parameters", *(pytest.param(name, marks=pytest.mark.slow) for name in ROWS.experiments)],
+    ("name", "widths"),
+    [
+        ("leaderboard/parameters", ["column"]),
+        *(pytest.param(name, list(WIDTHS), marks=pytest.mark.slow) for name in ROWS.experiments),
+    ],
 )
-def test_the_figures_of_committed_rows_can_be_read(name):
-    for scale in sorted({run.scale for run in ROWS.committed(name)}, key=lambda scale: scale != "paper"):
+def test_the_figures_of_committed_rows_can_be_read(name, widths):
+    for scale in sorted({run.scale for run in ROWS.committed(name)}):
         report = committed(name, scale)
-        for width in WIDTHS if not report.figure.empty else ():
+        for width in widths if not report.figure.empty else ():
             canvas = draw(report, width)
             assert faults(canvas) == [], (scale, width)
             written = words(canvas)

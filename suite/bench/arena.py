@@ -39,6 +39,18 @@ def competing(workload: Workload, sets: Sequence[str], *, on_gpu: bool = True) -
     return [case for case in every if case.implementation not in left_out]
 
 
+def one_for_every_peer(workload: Workload) -> list[Case]:
+    """The cases of the quick shapes, and of one more shape for each peer that takes none of these."""
+    every = competing(workload, ("quick", "paper"))
+    chosen = {tuple(shape.items()) for shape in workload.shapes["quick"]}
+    for peer in filter(is_peer, workload.implementations):
+        own = [case for case in every if case.implementation == peer.name]
+        suited = [case.shape for case in own if peer.supports(dict(case.shape), case.torch_dtype) is None]
+        if suited and chosen.isdisjoint(suited):
+            chosen.add(suited[0])
+    return [case for case in every if case.shape in chosen]
+
+
 def is_peer(implementation: Implementation) -> bool:
     """Whether it is a kernel of another project. PyTorch's are known by their package; its formulas are no kernels."""
     return implementation.kind == "peer" or (implementation.kind == "torch" and bool(implementation.packages))
@@ -74,7 +86,6 @@ class Arena:
     ) -> None:
         self.load, self.ceilings, self.ends_at = load, ceilings, ends_at
         self.limit_s, self.budget_ms = limit_s, budget_ms
-        self.records = str(device).startswith("cuda")
         self.make = lambda: Worker(targets, str(device))
         self.stack = ExitStack()
         self.workers: list[Worker] = []
@@ -102,26 +113,30 @@ class Arena:
             for case in group:
                 if case not in refused:
                     try:
-                        answers[case].append(self._ask(worker, case))
+                        answers[case].append(self._measured(worker, case))
                     except ChildError as error:
                         refused[case] = error
         return [self._timing(case, answers[case], refused.get(case)) for case in group]
 
-    def _ask(self, worker: Worker, case: Case) -> dict[str, Any]:
+    def _measured(self, worker: Worker, case: Case) -> dict[str, Any]:
+        """The answer of a process, and that of a fresh one for what cannot be recorded."""
+        answer = self._ask(worker, case, recorded=True)
+        if answer["samples"]:
+            return answer
+        worker.stop()
+        return {**self._ask(worker, case, recorded=False), "not_recorded": answer["not_recorded"]}
+
+    def _ask(self, worker: Worker, case: Case, *, recorded: bool) -> dict[str, Any]:
         left = self.limit_s if self.ends_at is None else self.ends_at - time.monotonic()
         if left <= 0:
             raise OutOfTime
+        options: dict[str, Any] = {"case": case.to_json(), "budget_ms": self.budget_ms, "recorded": recorded}
         try:
-            answer: dict[str, Any] = worker.ask(
-                "timed", timeout_s=min(left, self.limit_s), case=case.to_json(), budget_ms=self.budget_ms
-            )
+            answer: dict[str, Any] = worker.ask("timed", timeout_s=min(left, self.limit_s), **options)
         except TookTooLong:
             if left < self.limit_s:
                 raise OutOfTime from None
             raise
-        if self.records and answer["not_recorded"]:
-            # what a failed recording leaves behind on a device could disturb the next case
-            worker.stop()
         return answer
 
     def _timing(self, case: Case, answers: Sequence[Mapping[str, Any]], refused: ChildError | None) -> Timing:

@@ -258,10 +258,16 @@ WARMUPS = 3
 """Calls before a call is recorded. An implementation may choose its configuration in more than its first call."""
 
 
-def recorded_times(workload: Workload, case: Case, device: torch.device, budget_ms: float) -> dict[str, Any]:
-    """Times of a case that the accuracy rule accepts, its call recorded as a CUDA graph where that is possible.
+def recorded_times(
+    workload: Workload, case: Case, device: torch.device, budget_ms: float, *, recorded: bool = True
+) -> dict[str, Any]:
+    """Times of a case that the accuracy rule accepts, its call recorded as a CUDA graph.
 
-    `samples` (ms), `extra_bytes` as `extra_memory` gives them, and `not_recorded`, the reason or an empty text.
+    `samples` (ms), `extra_bytes` as `extra_memory` gives them, and `not_recorded`, the reason or an empty text. A call
+    that cannot be recorded has no samples, because what is left of the attempt could disturb them.
+
+    recorded: whether the call is recorded; False: it is timed as it is.
+
     Unavailable as of `checked` and `gate`.
     """
     # called before the accuracy check, because some peers tune themselves to the shape of their first call
@@ -269,18 +275,12 @@ def recorded_times(workload: Workload, case: Case, device: torch.device, budget_
     gate(workload, case, device)
     for _ in range(WARMUPS):
         call()
-    extra, reason = extra_memory(call, device), "only a GPU records calls"
-    if device.type == "cuda":
-        call, reason = _recorded(call, device)
-    return {"samples": sample(call, device, budget_ms), "extra_bytes": extra, "not_recorded": reason}
+    found: dict[str, Any] = {"samples": [], "extra_bytes": extra_memory(call, device), "not_recorded": ""}
+    if recorded and device.type == "cuda":
+        from subquad.suite.training.capture import record
 
-
-def _recorded(call: Callable[[], Any], device: torch.device) -> tuple[Callable[[], Any], str]:
-    """The replay of a call, or the call itself and the reason why it cannot be recorded."""
-    from subquad.suite.training.capture import record
-
-    try:
-        return record(call, lambda: (), device, None), ""
-    except Exception as error:
-        torch.cuda.synchronize(device)
-        return call, " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        try:
+            call = record(call, lambda: (), device, None)
+        except Exception as error:
+            return {**found, "not_recorded": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+    return {**found, "samples": sample(call, device, budget_ms)}

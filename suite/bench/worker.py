@@ -154,14 +154,14 @@ def _serve(setting: dict[str, Any]) -> None:
             raise measure.Unavailable("n/a", f"its inputs have version {found.version}, those of this tree {wanted}")
         return found
 
-    def answer(what: str, case: Case, budget_ms: float = 0.0) -> Any:
+    def answer(what: str, case: Case, budget_ms: float = 0.0, recorded: bool = True) -> Any:
         if what == "prepare":
             measure.gate(workload(case), case, device)
             calls.clear()
             calls[case] = measure.checked(workload(case), case, device)
             return None
         if what == "timed":
-            return measure.recorded_times(workload(case), case, device, budget_ms)
+            return measure.recorded_times(workload(case), case, device, budget_ms, recorded=recorded)
         if what == "first_call":
             call = measure.prepare(workload(case), case, device)
             torch.zeros(1, device=device).item()

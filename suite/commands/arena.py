@@ -30,7 +30,7 @@ def measure(
 
     import torch
 
-    from subquad.suite.bench.arena import METHOD, SCALE, competing, has_peers
+    from subquad.suite.bench.arena import METHOD, SCALE, competing, has_peers, one_for_every_peer
     from subquad.suite.bench.cases import SETS
     from subquad.suite.bench.measure import versions_in
     from subquad.suite.bench.run import Rows
@@ -42,10 +42,11 @@ def measure(
     workloads = {name: work for name in names if has_peers(work := operators.load(name))}
     if not workloads:
         raise ValueError(f"bench --arena: no other project has a kernel for {', '.join(names)} here; name another one")
-    chosen = shapes or ("quick" if target.type == "cuda" else "short")
-    wanted = [
-        case for work in workloads.values() for case in competing(work, SETS[chosen], on_gpu=target.type == "cuda")
-    ]
+    if shapes is None and target.type == "cuda":
+        wanted = [case for work in workloads.values() for case in one_for_every_peer(work)]
+    else:
+        sets, on_gpu = SETS[shapes or "short"], target.type == "cuda"
+        wanted = [case for work in workloads.values() for case in competing(work, sets, on_gpu=on_gpu)]
     every = [found for name in operators for found in operators.load(name).implementations]
     packages = {name: version for found in every for name, version in versions_in(found).items()}
     rows = Rows(

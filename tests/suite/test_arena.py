@@ -10,11 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from subquad.kernels.delta_rule.workloads import WORKLOAD as DELTA_RULE
 from subquad.kernels.workload import Implementation
 from subquad.run_suite import REPOSITORY
 from subquad.suite.bench import arena as arena_module
-from subquad.suite.bench.arena import METHOD, Arena, competing, has_peers
-from subquad.suite.bench.measure import Ceilings
+from subquad.suite.bench.arena import METHOD, Arena, competing, has_peers, one_for_every_peer
+from subquad.suite.bench.measure import Ceilings, find
 from subquad.suite.bench.worker import ChildError, TookTooLong, Worker
 from subquad.suite.commands.arena import measure
 from subquad.suite.registry import Entry, Registry
@@ -35,14 +36,15 @@ class Told:
     def __init__(self, **answers):
         self.answers, self.asked, self.stopped = answers, [], 0
 
-    def ask(self, what, *, timeout_s, case, budget_ms):
+    def ask(self, what, *, timeout_s, case, budget_ms, recorded):
         name = case["implementation"]
         self.asked.append(name)
         answer = self.answers[name]
         if isinstance(answer, Exception):
             raise answer
         samples, reason = answer if isinstance(answer, tuple) else (answer, "")
-        return {"samples": samples, "extra_bytes": 8, "not_recorded": reason}
+        failed = recorded and reason != ""
+        return {"samples": [] if failed else samples, "extra_bytes": 8, "not_recorded": reason if failed else ""}
 
     def stop(self):
         self.stopped += 1
@@ -54,11 +56,11 @@ class Told:
         pass
 
 
-def told(monkeypatch, *processes, device="cpu", **options):
+def told(monkeypatch, *processes, **options):
     """The timings of the cases by `processes`, forward alone, by implementation."""
     left = iter(processes)
     monkeypatch.setattr(arena_module, "Worker", lambda *_: next(left))
-    with Arena({}, lambda op: SUM, device, LIMITS, **options) as arena:
+    with Arena({}, lambda op: SUM, "cpu", LIMITS, **options) as arena:
         groups = list(arena.time(case for case in CASES if not case.backward))
     return {timing.case.implementation: timing for group in groups for timing in group}
 
@@ -82,10 +84,11 @@ def test_what_is_wrong_in_one_process_has_no_time_and_is_not_asked_again(monkeyp
     assert found["cumsum"].status == "ok"
 
 
-def test_a_call_that_a_gpu_cannot_record_is_marked_and_leaves_no_trace_in_its_process(monkeypatch):
+def test_a_call_that_cannot_be_recorded_is_timed_as_it_is_in_a_fresh_process_and_marked(monkeypatch):
     answer = ([1.0], "RuntimeError: capture")
     processes = [Told(cumsum=[2.0], peer=answer) for _ in range(3)]
-    found = told(monkeypatch, *processes, device="cuda")
+    found = told(monkeypatch, *processes)
+    assert found["peer"].samples_ms == [1.0]
     assert found["peer"].config["not_recorded"] == "RuntimeError: capture"
     assert found["cumsum"].config["not_recorded"] == ""
     assert [process.stopped for process in processes] == [1, 1, 1]
@@ -148,6 +151,19 @@ def test_rows_are_continued_for_the_same_code_and_versions_alone(monkeypatch, tm
     assert call("bbbb")[1] != []
     assert len(list(path.parent.glob("*.parquet"))) == 3
     storage_commit.cache_clear()
+
+
+def test_every_peer_is_timed_on_a_shape_that_it_takes():
+    """FlashKDA takes decays of channels alone, which no quick shape of the delta rule has."""
+    found = one_for_every_peer(DELTA_RULE)
+    taken = {case.implementation for case in found if not supports(case)}
+    assert taken == {implementation.name for implementation in DELTA_RULE.implementations} - {"torch"}
+    assert {dict(case.shape)["decay"] for case in found} == {"head", "key"}
+    assert len({case.shape for case in found}) == 2
+
+
+def supports(case):
+    return find(DELTA_RULE, case.implementation).supports(dict(case.shape), case.torch_dtype)
 
 
 def test_an_operator_without_a_peer_is_left_out():

@@ -98,10 +98,10 @@ def _token_task(vocab_size: int, length: int) -> dict[str, Any]:
 
 
 def _rows(home: Path) -> tuple[Path, Callable[..., Path] | None]:
-    """The folder of the committed rows, and in an installed wheel, which has none, the function that brings them."""
+    """The folder above `results` and `submissions`, and in an installed wheel, which has none, what brings them."""
     archive = home / "ROWS.json"
     if not archive.is_file():
-        return home / "results" / "reference", None
+        return home, None
     from subquad.tasks.data import committed
 
     found = committed.archive_of(archive)
@@ -109,15 +109,15 @@ def _rows(home: Path) -> tuple[Path, Callable[..., Path] | None]:
 
 
 HOME = Path(commands.__file__).resolve().parents[2]
-REFERENCE, PULL = _rows(HOME)
+ROWS, PULL = _rows(HOME)
 REPOSITORY = Repository(
     tasks=TASKS,
     models=MODELS,
     operators=WORKLOADS,
     reports=HOME / "reports",
-    reference=REFERENCE,
+    reference=ROWS / "results" / "reference",
     pull=PULL,
-    submissions=HOME / "submissions",
+    submissions=ROWS / "submissions",
     versions=_versions,
     recorder=_recorder,
     rendering=_rendering,

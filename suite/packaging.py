@@ -32,8 +32,10 @@ HOME = "subquad"
 FOLDERS = ("suite", "tasks", "models", "kernels", "reports")
 FILES = ("run_suite.py", "README.md", "CHANGELOG.md", "CITATION.cff")
 """Files at the top level that a source archive has beside those that setuptools knows."""
-REFERENCE = Path("results", "reference")
+REFERENCE = "results/reference"
 """The committed rows of a checkout."""
+SUBMISSIONS = "submissions"
+"""The mixers that others have submitted, with their rows."""
 PACKAGE = Path("suite", "package", "subquad")
 ROWS = "ROWS.json"
 """The file of a wheel that names the archive of the committed rows: its address, name, size and SHA-256."""
@@ -41,13 +43,13 @@ COMMIT = "COMMIT"
 """The file of a wheel that names the commit from which it was built."""
 
 
-def archive(reference: Path) -> bytes:
-    """The committed rows as a tar. The same rows give the same bytes. Parts are compressed already."""
+def archive(root: Path) -> bytes:
+    """The committed rows and the submissions as a tar; parts are compressed already. Equal files give equal bytes."""
     content = io.BytesIO()
+    found = [*(root / REFERENCE).rglob("*.parquet"), *(root / SUBMISSIONS).rglob("*")]
+    files = [path for path in found if path.is_file() and not path.is_symlink() and path.suffix != ".pyc"]
     with tarfile.open(fileobj=content, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, path in sorted(
-            (path.relative_to(reference).as_posix(), path) for path in reference.rglob("*.parquet")
-        ):
+        for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
             # owner, rights and time are those of no file
             member = tarfile.TarInfo(name)
             member.size = path.stat().st_size
@@ -94,7 +96,7 @@ def _write_origin(root: Path, target: Path) -> None:
     if (root / ROWS).is_file():
         return
     (target / COMMIT).write_text(_git(root, "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"))
-    (target / ROWS).write_text(json.dumps(named(archive(root / REFERENCE), root), indent=1) + "\n")
+    (target / ROWS).write_text(json.dumps(named(archive(root), root), indent=1) + "\n")
 
 
 def _check_sources(root: Path) -> None:
@@ -157,7 +159,7 @@ def make(root: Path, out: Path) -> list[Path]:
     options = ["--no-deps", "--no-build-isolation", "--quiet", "-w", str(out)]
     subprocess.run([sys.executable, "-m", "pip", "wheel", str(source), *options], check=True)
     (wheel,) = out.glob("*.whl")
-    content = archive(root / REFERENCE)
+    content = archive(root)
     rows = out / str(named(content, root)["name"])
     rows.write_bytes(content)
     check(source, wheel, rows)

@@ -70,7 +70,7 @@ class Repository:
     token_task: Callable[[int, int], dict[str, Any]]
     """Settings of a task on tokens, given the size of the vocabulary and the longest sequence."""
     pull: Callable[..., Path] | None = None
-    """Brings the committed results of an installed wheel into the cache; None in a checkout, which has them."""
+    """Brings the committed results and the submissions of an installed wheel into the cache; None in a checkout."""
 
     def with_plugins(self, names: Iterable[str]) -> Repository:
         """This repository with the tasks, models and operators of plugins beside its own (`suite.plugins`)."""

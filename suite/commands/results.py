@@ -98,8 +98,9 @@ def pull(
         def watch(done: int, total: int | None) -> None:
             progress.update(bar, completed=done, total=total)
 
-        folder = repository.pull(source, force=force, progress=watch)
-    print(f"the committed rows are in {visible(shown(folder))}; `report`, `status` and others find them there")
+        repository.pull(source, force=force, progress=watch)
+    where = visible(shown(repository.reference))
+    print(f"the committed rows are in {where}; `report`, `status` and others find them there")
 
 
 def _problems(count: int) -> str:

@@ -1,10 +1,11 @@
 """The committed rows of an installation: an archive of the release, which `results pull` brings into the cache.
 
-A checkout has its rows in `results/reference`. A wheel names the archive that has the same rows in its file `ROWS.json`
-(`suite/packaging.py`). The archive is downloaded, checked and unpacked as data are, into the same cache:
+A checkout has its rows in `results/reference`, and those of others in `submissions`. A wheel names the archive that has
+the same in its file `ROWS.json` (`suite/packaging.py`). The archive is downloaded, checked and unpacked as data are,
+into the same cache:
 
     <root>/v1/files/rows/subquad-rows-<sha256>.tar    the download
-    <root>/v1/unpacked/rows-<sha256>/                 the rows, in the folders of `results/reference`
+    <root>/v1/unpacked/rows-<sha256>/                 `results/reference` and `submissions`, as in the repository
 """
 
 from __future__ import annotations

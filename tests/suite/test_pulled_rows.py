@@ -20,8 +20,10 @@ from tests.stored import store
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """Committed rows of two runs, whose archive is larger than what a download writes at a time."""
-    folder = tmp_path_factory.mktemp("reference")
+    """Committed rows of two runs, whose archive is larger than what a download writes at a time, and a submission."""
+    folder = tmp_path_factory.mktemp("checkout") / "results" / "reference"
+    (folder.parents[1] / "submissions" / "one").mkdir(parents=True)
+    (folder.parents[1] / "submissions" / "one" / "manifest.json").write_text("{}")
     for seed in range(2):
         curve = {"metric": "kernel", "slice": "layer=0", "samples": np.random.default_rng(seed).random(10_000).tolist()}
         rows = [{"metric": "accuracy", "value": 0.5, "split": "test"}, {**curve, "value": 0.5}, {"metric": "run"}]
@@ -34,7 +36,7 @@ def reference(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def content(reference):
-    return archive(reference)
+    return archive(reference.parents[1])
 
 
 @pytest.fixture
@@ -55,24 +57,25 @@ def installed(server, content, tmp_path, monkeypatch):
 
 def installation(content, url):
     found = committed.Archive(**{**named(content, HOME), "url": url})
-    return replace(REPOSITORY, reference=found.folder(), pull=partial(committed.pull, found))
+    reference, submissions = found.folder() / "results" / "reference", found.folder() / "submissions"
+    return replace(REPOSITORY, reference=reference, submissions=submissions, pull=partial(committed.pull, found))
 
 
 def files(folder):
-    """The content of every file of rows below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.parquet")}
+    """The content of every file below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_the_same_rows_give_the_same_archive_whoever_wrote_them(reference, content, tmp_path):
-    for seconds, (name, part) in enumerate(sorted(files(reference).items(), reverse=True)):
+    for seconds, (name, part) in enumerate(sorted(files(reference.parents[1]).items(), reverse=True)):
         place = tmp_path / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(part)
         place.chmod(0o600)
         os.utime(place, (seconds, seconds))
-    (tmp_path / "quickstart" / "notes.txt").write_text("no row")
+    (tmp_path / "results" / "reference" / "notes.txt").write_text("no row")
     assert archive(tmp_path) == content
-    shutil.copyfile(place, place.with_name("copy.parquet"))
+    (tmp_path / "submissions" / "two.json").write_text("{}")
     assert archive(tmp_path) != content
 
 
@@ -96,6 +99,7 @@ def test_rows_are_fetched_once_and_found(server, reference, installed, command_l
     done = command_line("results", "pull", repository=installed)
     assert (done.returncode, str(installed.reference) in done.stdout) == (0, True), done.stderr
     assert files(installed.reference) == files(reference)
+    assert files(installed.submissions) == {"one/manifest.json": b"{}"}
     # the rows are what counts, and not the archive of which they were made
     (kept,) = committed.cache.place("files", "rows").glob("*.tar")
     kept.unlink()
@@ -195,7 +199,7 @@ def test_a_download_that_was_damaged_since_is_fetched_again(server, installed, c
     assert command_line("results", "pull", repository=installed).returncode == 0
     (kept,) = committed.cache.place("files", "rows").glob("*.tar")
     kept.write_bytes(content[:-1])
-    shutil.rmtree(installed.reference)
+    shutil.rmtree(installed.submissions.parent)
     done = command_line("results", "pull", repository=installed)
     assert (done.returncode, "give the command again" in done.stderr) == (2, True), done.stderr
     assert not installed.reference.exists()
@@ -235,7 +239,7 @@ def test_without_a_network_a_file_or_a_mirror_will_do(server, content, installed
     for given in (file, mirror):
         assert command_line("results", "pull", "--from", given, repository=nowhere).returncode == 0
         assert files(unknown.reference)
-        shutil.rmtree(unknown.reference)
+        shutil.rmtree(unknown.submissions.parent)
 
 
 def test_a_checkout_has_its_rows(command_line):

@@ -134,7 +134,7 @@ def run(
     if dry_run:
         # a cluster takes as many runs at a time as fit, unless it is told how many
         alone = None if jobs == AUTO or executor != "local" else 1
-        print_call(console, call, repository, scale, call.settings.jobs or alone)
+        _print_dry_run(console, call, repository, scale, call.settings.jobs or alone)
         return
     _print_stored(console, call, retry_failed)
 
@@ -224,7 +224,7 @@ def _changed(overrides: Sequence[str], call: Call) -> list[str]:
     return [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
 
 
-def print_call(console: Console, call: Call, repository: Repository, scale: str | None, jobs: int | None) -> None:
+def _print_dry_run(console: Console, call: Call, repository: Repository, scale: str | None, jobs: int | None) -> None:
     """Prints the plan, the time that it will take, and why a part of it cannot run here.
 
     jobs: runs at a time; None where that is not known.

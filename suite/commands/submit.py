@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from subquad.suite.commands.console import skipped
 from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.commands.repository import LOCAL, Device, Repository, Results, Sets, repository_of, shown
 from subquad.suite.environment import CALL
@@ -81,11 +82,7 @@ def submit(
         f"{offer.name}: {size.num_parameters:,} parameters, a state of {size.state_size:,} numbers: within the budget"
     )
     if dry_run:
-        from subquad.suite.commands.console import table_console
-        from subquad.suite.commands.run import print_call
-
-        print_call(table_console(), call, repository, offer.scale, jobs or 1)
-        _print_others(repository, offer)
+        _print_plan(repository, offer, call)
         return
     from subquad.suite.commands.check import check_model
 
@@ -233,18 +230,33 @@ def check_budget(repository: Repository, offer: Offer, runs: Sequence[Run]) -> A
     return run
 
 
-def _print_others(repository: Repository, offer: Offer) -> None:
+def _print_plan(repository: Repository, offer: Offer, call: Call) -> None:
+    """Prints the runs, and how long they will take as far as stored runs tell."""
+    from subquad.suite.commands.run import print_plan
+    from subquad.suite.store import storage
+    from subquad.suite.store.estimate import estimate
+
+    print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
+    runs = f"{counted(len(call.planned))}, {len(call.todo)} to do"
+    print(f"{runs}, on {call.place}; results in {call.results}")
+    own = estimate(call.todo, storage.files([call.results], offer.board), skipped)
+    for line in own or ([_of_others(repository, offer)] if call.todo else []):
+        print(line)
+
+
+def _of_others(repository: Repository, offer: Offer) -> str:
     """Says how long the runs of our own mixers took on this board, since nobody has yet run this one."""
-    from subquad.suite.commands.console import skipped
     from subquad.suite.store import endings, storage
 
     files = [path for path in storage.files([repository.reference], offer.board) if path.parent.name == offer.scale]
-    ended = endings.every_ending(files, skipped)
-    seconds = sorted(one.duration_s for one in ended if one.status == "ok" and one.duration_s is not None)
-    if seconds:
-        few_s, most_s = seconds[len(seconds) // 10], seconds[-1 - len(seconds) // 10]
-        device = ended[0].device.partition(",")[0]
-        print(f"a run of our own mixers took {few_s:.0f} to {most_s:.0f} seconds (80 % of them) on a shared {device}")
+    ended = [one for one in endings.every_ending(files, skipped) if one.status == "ok" and one.duration_s is not None]
+    if not ended:
+        return f"no run of {offer.name} is stored yet, so it is not known how long one takes"
+    seconds = sorted(one.duration_s or 0.0 for one in ended)
+    low, high = seconds[len(seconds) // 10], seconds[-1 - len(seconds) // 10]
+    device, _, shared = ended[0].device.partition(", ")
+    where = f"{device} with {shared}" if shared else device
+    return f"a run of our own mixers took {low:.0f} to {high:.0f} seconds on one {where} (the middle 80 % of them)"
 
 
 def carry_out(call: Call) -> None:

@@ -399,6 +399,15 @@ def test_what_cannot_be_submitted_is_refused_before_anything_is_trained(command_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_says_what_runs_and_what_ours_took(command_line, tmp_path):
+    options = ("--board", "parameters", "--set", "model.d_model=84", "--results", tmp_path, "--out", tmp_path)
+    done = command_line("submit", EXAMPLE, *options, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "my-mixer: 64,012 parameters, a state of 7,056 numbers: within the budget" in done.stdout
+    assert "27 runs, 27 to do, on " in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_tree_with_changes_makes_no_submission(command_line, monkeypatch, tmp_path):
     monkeypatch.setenv("SUBQUAD_COMMIT", f"{COMMIT}-dirty")
     environment.commit.cache_clear()

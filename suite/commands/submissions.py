@@ -224,7 +224,7 @@ def _board_is_good(repository: Repository, folder: Path, manifest: Manifest, boa
     """Checks what a submission claims on one board."""
     from subquad.suite.commands.check import check_model
     from subquad.suite.commands.submit import Offer, boards, own_options
-    from subquad.suite.submissions.rows import faults_of, stored_in
+    from subquad.suite.submissions.rows import fact_faults, faults_of, stored_in
 
     entry, known = manifest.boards[board], boards(repository)
     if board not in known or entry.scale not in known[board].scales:
@@ -239,7 +239,8 @@ def _board_is_good(repository: Repository, folder: Path, manifest: Manifest, boa
     part = part_of(folder, board, entry)
     stored = stored_in(part)
     needed = _needed(planned, folder, board, config)
-    good = _say(
+    good = _say(f"{board}: rows of the devices, versions and commits that the manifest names", fact_faults(part, entry))
+    good &= _say(
         f"{board}: the {entry.num_runs} runs are those of scale {entry.scale}, and none is missing",
         faults_of(stored, planned, needed, identity),
     )

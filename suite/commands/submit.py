@@ -294,7 +294,7 @@ def _write(offer: Offer, call: Call, size: Size, out: Path) -> Path:
     if any(run.plugins["model"] != place.plugin_identity(offer.plugin) for run in runs):
         raise ValueError(f"submit {offer.plugin}: the file has changed since the call began; give the command again")
     part = packed(call.results, runs, folder / place.ROWS / offer.board / offer.scale)
-    said = said_by(part)
+    said = said_by(part.table)
     if said.dirty:
         raise ValueError(
             f"{counted(len(said.dirty))} were made while files of Subquad differed from its commit "

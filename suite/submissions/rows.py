@@ -15,6 +15,7 @@ from subquad.suite.registry import counted, few
 from subquad.suite.runs import Run
 from subquad.suite.settings.grid import iter_keys, lookup
 from subquad.suite.store import endings, parts, storage
+from subquad.suite.submissions.folder import Entry
 
 FACTS = {"devices": "device", "torch": "torch", "python": "python", "commits": "commit"}
 """Field of a manifest to the column of the rows whose values it lists."""
@@ -37,11 +38,19 @@ def packed(results: Path, runs: Sequence[Run], folder: Path) -> parts.Part:
     return parts.of_runs(paths, [run.run_id for run in runs], folder)
 
 
-def said_by(part: parts.Part) -> Said:
-    """What the rows of a part say of their origin."""
-    facts = {field: _values(part.table, column) for field, column in FACTS.items()}
-    dirty = part.table.filter(pc.fill_null(part.table["dirty"], False))
-    return Said(facts, _values(dirty, "run_id"))
+def said_by(table: pa.Table) -> Said:
+    """What rows say of their origin."""
+    facts = {field: _values(table, column) for field, column in FACTS.items()}
+    return Said(facts, _values(table.filter(pc.fill_null(table["dirty"], False)), "run_id"))
+
+
+def fact_faults(part: Path, entry: Entry) -> Iterator[str]:
+    """A sentence on each field of a manifest that its rows contradict."""
+    table = storage.load(part, ("run_id", "dirty", *FACTS.values()))
+    said = {**said_by(table).facts, "num_runs": len(table["run_id"].unique())}
+    for field, value in said.items():
+        if (claimed := getattr(entry, field)) != value:
+            yield f"{field} is {claimed!r:.100} in the manifest and {value!r:.100} in the rows"
 
 
 def _values(table: pa.Table, column: str) -> tuple[str, ...]:

@@ -172,6 +172,10 @@ SPOILED = {
         "only options of the model can be changed, and not model.num_layers",
     ),
     "a claimed size": (lambda folder: manifest_of(folder, num_parameters=1), "the manifest says Size(num_parameters=1"),
+    "a claimed device": (
+        lambda folder: manifest_of(folder, devices=["NVIDIA H200"]),
+        "devices is ('NVIDIA H200',) in the manifest and (",
+    ),
     "no seed": (
         lambda folder: rows_changed(folder, lambda row: row if row["seed"] == 0 else None),
         "2 runs of 4 missing: mqar at rate 0.001, seed 1, mqar at rate 0.01, seed 1",
@@ -222,6 +226,21 @@ def test_a_check_names_what_is_wrong(case, copied, command_line):
     done = command_line("submissions", "check", folder, repository=repository)
     assert done.returncode == 1, done.stdout + done.stderr
     assert words in done.stdout
+
+
+@pytest.mark.parametrize(("enough", "code"), [(0.0, 0), (1.0, 1)])
+def test_a_rate_that_needs_no_run_is_not_missing(copied, command_line, tmp_path, enough, code):
+    """`run` tries no further rate where all seeds of one are good enough."""
+    repository, folder = copied
+    (tmp_path / "reports" / "small").mkdir(parents=True)
+    grid = BOARD.replace("split: valid}", f"split: valid, enough: {enough}}}")
+    (tmp_path / "reports" / "small" / "grid.yaml").write_text(grid)
+    rows_changed(folder, lambda row: row if json.loads(row["config"])["train"]["lr"] == 1e-3 else None)
+    manifest_of(folder, num_runs=2)
+    repository = replace(repository, reports=tmp_path / "reports")
+    done = command_line("submissions", "check", folder, repository=repository)
+    assert done.returncode == code, done.stdout
+    assert ("2 runs of 4 missing" in done.stdout) == bool(code)
 
 
 def test_another_machine_may_round_differently_and_no_more(copied, command_line):

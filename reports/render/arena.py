@@ -31,7 +31,9 @@ METHODS = {
     1: "calls from Python, in one process",
     2: "recorded as a CUDA graph, the fastest of three processes",
 }
-SWEPT = "1 s"
+SHOWN = {OURS: "ours"}
+"""Names that a reader would not know."""
+SWEPT = "1, sweep"
 """Method of the runs that measured a kernel of ours beside one of another project while ours was being written."""
 UNRECORDED = "°"
 """Behind a name in an arena of a GPU: the call could not be recorded, so its host counts."""
@@ -49,7 +51,8 @@ class Entrant:
 
     @property
     def label(self) -> str:
-        return self.name if self.is_recorded else f"{self.name} {UNRECORDED}"
+        shown = SHOWN.get(self.name, self.name)
+        return shown if self.is_recorded else f"{shown} {UNRECORDED}"
 
 
 @dataclass(frozen=True)
@@ -212,13 +215,13 @@ def _notes(runs: Sequence[ArenaRun]) -> Iterator[str]:
     if not runs:
         yield f"no rows yet; start with: {CALL} bench --arena"
         return
-    yield f"{OURS} is our kernel. All others are of the projects they are named after; PyTorch has those named sdpa."
+    yield "ours: our Triton kernel. Others are of the projects they are named after; PyTorch has those named sdpa."
     yield "Before it is timed, an implementation is compared with the recurrence in float64; a wrong one has no time."
     yield "A case is shown once for each device, from its newest run. Times of two runs are never divided."
     for method in sorted({run.method for run in runs}):
         yield f"method {method}: {METHODS.get(method, 'unknown to this version')}."
     if any(run.is_sweep for run in runs):
-        yield f"{SWEPT}: a kernel of another project was compared with ours there, and not with the recurrence."
+        yield f"method {SWEPT}: a kernel of another project was compared with ours there, and not with the recurrence."
     yield f"measure it on your GPU: {CALL} bench --arena --minutes 12; the same command continues"
     if any(not entrant.is_recorded for run in runs for found in run.comparisons for entrant in found.entrants):
         yield f"{UNRECORDED}: the call could not be recorded, so the time of its host counts."
@@ -230,7 +233,7 @@ def _summary(shown: Mapping[str, Sequence[tuple[ArenaRun, Comparison]]]) -> Grid
         for op in sorted({found.op for _, found in pairs}):
             mine = [(run, found) for run, found in pairs if found.op == op]
             wins = Counter(found.ranking[0][0].name for _, found in mine)
-            winners = ", ".join(f"{name} {count}" for name, count in wins.most_common())
+            winners = ", ".join(f"{SHOWN.get(name, name)} {count}" for name, count in wins.most_common())
             lines.append((device, op, winners, str(len(mine)), str(wins[OURS])))
             runs.append(tuple(dict.fromkeys(run.run_id for run, _ in mine)))
     header = ("device", "operator", "comparisons won", "comparisons", "won by ours")
@@ -267,7 +270,7 @@ def _refused(runs: Sequence[ArenaRun]) -> Grid:
     lines, ids = [], []
     for (name, op, device, reason), cases in sorted(reasons.items()):
         text = cases[0][0] if len(cases) == 1 else f"{cases[0][0]} and {len(cases) - 1} more"
-        lines.append((name, op, text, reason, device, max(run.started_at[:10] for _, run in cases)))
+        lines.append((SHOWN.get(name, name), op, text, reason, device, max(run.started_at[:10] for _, run in cases)))
         ids.append(tuple(dict.fromkeys(run.run_id for _, run in cases)))
     header = ("implementation", "operator", "cases", "why it has no time", "device", "measured")
     return Grid("Refused, wrong or not there", header, tuple(lines), 5, tuple(ids))

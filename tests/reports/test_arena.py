@@ -54,7 +54,7 @@ def times(*rows):
 def test_a_line_of_ours_that_is_slower_stands_there_like_any_other():
     document, found = grids(row("triton", 0.3), row("peer", 0.15), row("other", 0.6))
     (line,) = found["Times on NVIDIA H200"]
-    assert (line["fastest"], line["others, times as long"]) == ("peer", "triton 2.00, other 4.00")
+    assert (line["fastest"], line["others, times as long"]) == ("peer", "ours 2.00, other 4.00")
     assert (line["ms"], line["ours, ms"]) == ("0.1500", "0.3000")
     assert found[""] == [
         {
@@ -75,7 +75,7 @@ def test_times_of_two_runs_are_never_compared():
     (line,) = times(
         row("triton", 0.3), row("peer", 0.1), row("triton", 0.2, run="b", at=later), row("peer", 0.4, run="b", at=later)
     )
-    assert (line["fastest"], line["others, times as long"], line["measured"]) == ("triton", "peer 2.00", "2026-12-02")
+    assert (line["fastest"], line["others, times as long"], line["measured"]) == ("ours", "peer 2.00", "2026-12-02")
     # a run without the peer's time does not hide the last comparison
     (line,) = times(row("triton", 0.3), row("peer", 0.1), row("triton", 0.2, run="b", at=later))
     assert line["fastest"] == "peer"
@@ -105,7 +105,7 @@ def test_rows_of_single_kernels_and_of_varied_options_are_no_times_of_an_operato
     assert (line["ms"], line["others, times as long"], line["method"]) == (
         "0.3000",
         "flash-linear-attention 2.00",
-        "1 s",
+        "1, sweep",
     )
     assert times(row("triton", 0.01, kernel="last", **swept), row("fft", 0.6, scale="quick", run="b")) == []
 

@@ -22,10 +22,10 @@ gated_deltanet.py at 7415902a71cdfd2f8a5a25513bfaa67c2297a073, kda.py at 1c9d84d
 gated_deltaproduct.py at f1d9db7ff13c8e88dbc464c11da6584b4a3ccd5c; b of KDA starts as in its language model,
 fla/models/kda/modeling_kda.py at 07e2bd329df15090d34c7d4b25b638b3cb57c516, and not at zero as in its layer.
 
-Departures: widths of heads follow from `d_model`; there are as many heads of values as of keys. The convolutions start
-as torch's do, as in the layers there, unless `conv_std` is set; its language models start them normally with
-`init_std`. The epsilon of |q| and |k| is 1e-6 within the root, as in its `l2norm`. The sigmoid of beta is float32, and
-there in the dtype of autocast (`round_beta`).
+Departures: widths of heads follow from `d_model`, those of values too where they have more heads than keys
+(`num_value_heads`). The convolutions start as torch's do, as in the layers there, unless `conv_std` is set; its
+language models start them normally with `init_std`. The epsilon of |q| and |k| is 1e-6 within the root, as in its
+`l2norm`. The sigmoid of beta is float32, and there in the dtype of autocast (`round_beta`).
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ class DeltaMixer(FusedStepMixer):
 
     def __init__(self, config: DeltaConfig) -> None:
         super().__init__()
-        d_model, heads, steps = config.d_model, config.num_heads, config.steps
+        d_model, heads, steps = config.d_model, config.value_heads, config.steps
         self.num_heads, self.steps, (self.decay, self.gate) = heads, steps, config.kinds
-        self.key_dim, self.value_dim = config.key_width // heads, config.value_width // heads
+        self.num_key_heads = config.num_heads
+        self.key_dim, self.value_dim = config.key_width // config.num_heads, config.value_width // heads
         self.max_beta = 2.0 if config.negative_eigenvalues else 1.0
         self.round_beta, self.conv_std = config.round_beta, config.conv_std
         self.split = ((1 + steps) * config.key_width, steps * config.value_width)
@@ -84,7 +85,7 @@ class DeltaMixer(FusedStepMixer):
             self.decay_up = nn.Linear(d_model, heads, bias=False)
         elif self.decay == "key":
             self.decay_down = nn.Linear(d_model, self.value_dim, bias=False)
-            self.decay_up = nn.Linear(self.value_dim, config.key_width, bias=False)
+            self.decay_up = nn.Linear(self.value_dim, heads * self.key_dim, bias=False)
         if self.decay != "none":
             self.log_A = nn.Parameter(torch.empty(heads))
             self.dt_bias = nn.Parameter(torch.empty(self.decay_up.out_features))
@@ -123,17 +124,18 @@ class DeltaMixer(FusedStepMixer):
         return -rate.unsqueeze(-1) * dt.unflatten(-1, (self.num_heads, self.key_dim))
 
     def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
-        """q [..., H, K], k [..., n, H, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
+        """q [..., G, K], k [..., n, G, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
         logits = step_linear(self.beta, x, norm=norm)
         sigmoid = torch.sigmoid(logits if self.round_beta else at_least_float32(logits))
         beta = self.max_beta * at_least_float32(sigmoid)
         heads = (self.steps, self.num_heads)
         qk, v = convolved.split(self.split, dim=-1)
         # one pass over the heads of queries and keys
-        q, k = unit(qk.unflatten(-1, (-1, self.key_dim))).split((self.num_heads, self.steps * self.num_heads), dim=-2)
+        shared = self.num_key_heads
+        q, k = unit(qk.unflatten(-1, (-1, self.key_dim))).split((shared, self.steps * shared), dim=-2)
         return (
             q,
-            k.unflatten(-2, heads),
+            k.unflatten(-2, (self.steps, shared)),
             v.unflatten(-1, (*heads, self.value_dim)),
             beta.unflatten(-1, heads),
             self._log_decay(x, norm),
@@ -216,7 +218,12 @@ class DeltaMixer(FusedStepMixer):
 class DeltaConfig(BackboneConfig):
     """Shared options of the mixers with the delta rule, whose network has RMS norms and SwiGLU."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "round_beta", "conv_std")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        *BackboneConfig.left_out_when_off,
+        "round_beta",
+        "conv_std",
+        "num_value_heads",
+    )
     decay: ClassVar[DecayKind] = "none"
     gate: ClassVar[GateKind] = "none"
 
@@ -225,6 +232,10 @@ class DeltaConfig(BackboneConfig):
     norm: NormKind = "rms"
     norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
+    """Heads of queries and keys."""
+    num_value_heads: Width | None = None
+    """Heads of values, each with a beta and a decay of its own, and a multiple of num_heads: neighbours share queries
+    and keys, as in large Gated DeltaNets. None: as many as num_heads."""
     expand_k: Ratio = 1.0
     """Width of queries and keys, as a multiple of d_model."""
     expand_v: Ratio = 1.0
@@ -252,6 +263,10 @@ class DeltaConfig(BackboneConfig):
         return 1
 
     @property
+    def value_heads(self) -> int:
+        return self.num_value_heads or self.num_heads
+
+    @property
     def key_width(self) -> int:
         return round(self.expand_k * self.d_model)
 
@@ -263,7 +278,10 @@ class DeltaConfig(BackboneConfig):
         super().check(spec)
         name = type(self).__name__
         require_divides(name, num_heads=self.num_heads, key_width=self.key_width)
-        require_divides(name, num_heads=self.num_heads, value_width=self.value_width)
+        if self.num_value_heads is not None:
+            require_divides(name, num_heads=self.num_heads, num_value_heads=self.num_value_heads)
+        values = "num_heads" if self.num_value_heads is None else "num_value_heads"
+        require_divides(name, **{values: self.value_heads, "value_width": self.value_width})
         if self.d_conv is not None and not 2 <= self.d_conv <= 4:
             raise ValueError(f"{name}: needs d_conv in 2..4, or null for no convolutions, got {self.d_conv}.")
         if self.d_conv is None and self.conv_std is not None:

@@ -48,16 +48,17 @@ def _check(
     scale: float | None,
 ) -> None:
     """Checks what a sequence and a step share, which is everything but the states."""
-    check_heads(op, q, v, is_step=op.endswith("_step"))
+    check_heads(op, q, v, is_step=op.endswith("_step"), grouped=True)
     check_number(op, "scale", scale)
-    shape, leading = tuple(q.shape), tuple(q.shape[:-1])
+    leading = tuple(v.shape[:-1])
+    shape = (*leading, q.shape[-1])
     wanted: dict[str, tuple[Tensor | None, Allowed]] = {
-        "k": (k, shape),
+        "k": (k, tuple(q.shape)),
         "write": (write, shape),
         "plain": (plain, shape),
     }
     wanted |= {"beta": (beta, leading), "log_decay": (log_decay, [shape, leading])}
-    check_shapes(op, wanted, to_go_with="q")
+    check_shapes(op, wanted, to_go_with="q and v")
 
 
 def obstacle(
@@ -93,8 +94,10 @@ def delta_rule(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Returns o [B, T, H, V] in the dtype of v, or (o, final state [B, H, K, V]) with `return_final_state`.
 
-    q, k:          [B, T, H, K]; v: [B, T, H, V]. T is at least 1; K and V may differ. With b_t |k_t|^2 between 0 and 2
-                   the state cannot grow by itself. The operator does not normalise keys.
+    q, k:          [B, T, G, K]; v: [B, T, H, V]. T is at least 1; K and V may differ. G divides H: with r = H / G, the
+                   heads h r to h r + r - 1 of v share head h of q and k, as if that head had been repeated r times.
+                   With b_t |k_t|^2 between 0 and 2 the state cannot grow by itself. The operator does not normalise
+                   keys.
     beta:          [B, T, H], the b_t: 0 writes nothing, 1 with a unit key replaces all that is held for the key.
     log_decay:     at most 0; [B, T, H, K], [B, T, H], or None for no decay. The state decays before it is read and
                    written.
@@ -115,7 +118,7 @@ def delta_rule(
     """
     _check("delta_rule", q, k, v, beta, log_decay, write, plain, scale)
     ends = sequence_ends("delta_rule", cu_seqlens, q.shape[0], q.shape[1])
-    state_shape = (q.shape[0] if ends is None else len(ends) - 1, *q.shape[2:], v.shape[-1])
+    state_shape = (q.shape[0] if ends is None else len(ends) - 1, v.shape[2], q.shape[3], v.shape[3])
     check_shapes("delta_rule", {"initial_state": (initial_state, state_shape)}, to_go_with="q and v")
     if ends is not None and has_empty(ends):
         o, final = delta_rule(
@@ -190,13 +193,13 @@ def delta_rule_step(
 ) -> tuple[Tensor, Tensor]:
     """One position, for decoding: returns o [B, H, V] in the dtype of v and the next state in the dtype of `state`.
 
-    q, k: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state: [B, H, K, V]; write:
-    [B, H, K] or None, as in `delta_rule`.
+    q, k: [B, G, K], G a divisor of H; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None; state:
+    [B, H, K, V]; write: [B, H, K] or None, as in `delta_rule`.
     in_place: the Triton kernel may overwrite the state. It has no gradient: "auto" uses PyTorch where a gradient is
     recorded, and "triton" raises ValueError. So do shapes that do not fit.
     """
     _check("delta_rule_step", q, k, v, beta, log_decay, write, None, scale)
-    check_shapes("delta_rule_step", {"state": (state, (*q.shape, v.shape[-1]))}, to_go_with="q and v")
+    check_shapes("delta_rule_step", {"state": (state, (*v.shape[:2], q.shape[2], v.shape[2]))}, to_go_with="q and v")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     tensors = (q, k, v, beta, log_decay, write, state)
     reason = NO_GRADIENT if needs_gradient(*tensors) else None

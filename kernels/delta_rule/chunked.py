@@ -18,6 +18,9 @@ which is solved for diag(b) V and diag(b) K_in before M_0 is known: U = U_0 - W 
 
 Where a position writes under another key than it reads, `write` takes the place of k_j and of the rows of K_out.
 
+Where groups of heads share queries and keys, q^T k and k^T k are formed once for a group, and the system is solved in
+the loop for diag(b) (V - K_in M_0), so that no K_in of a head is formed: decays of a head scale rows of products.
+
 All exponents are sums of log-decays, never differences of such sums, so none is positive: they and the scores L and A
 are those of gated linear attention, whose `chunked.py` describes them. The triangular system is solved in float32.
 """
@@ -33,7 +36,10 @@ from subquad.kernels.gated_linear_attention.chunked import (
     decayed_scores,
     from_chunks,
     make_decay,
+    of_heads,
     to_chunks,
+    to_groups,
+    to_heads,
 )
 
 
@@ -48,6 +54,30 @@ def pseudo_values(k: Tensor, write: Tensor, v: Tensor, beta: Tensor, decay: Deca
     solved = torch.linalg.solve_triangular(system, beta * torch.cat([v, k_in], -1), upper=False, unitriangular=True)
     u, w = solved.split((v.shape[-1], k.shape[-1]), -1)
     return u, w
+
+
+def _chunks_of_groups(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Decay | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """o and the final state for q, k [B, G, n, C, K], v [B, H, n, C, V] and beta [B, H, n, C, 1].
+
+    decay: that of heads, or None.   state: the initial state [B, H, K, V].
+    """
+    groups, heads = q.shape[1], v.shape[1]
+    scores, system = (of_heads(decayed_scores(x, k, decay), heads) for x in (q, k))
+    system = beta * system.tril(-1)
+    outputs = []
+    for i in range(q.shape[2]):
+        held, read = (to_heads(x[:, :, i] @ to_groups(state, groups), heads) for x in (k, q))
+        if decay is not None:
+            held, read = decay.prefix[:, :, i] * held, decay.prefix[:, :, i] * read
+        right = beta[:, :, i] * (v[:, :, i] - held)
+        u = torch.linalg.solve_triangular(system[:, :, i], right, upper=False, unitriangular=True)
+        outputs.append(read + scores[:, :, i] @ u)
+        if decay is not None:
+            u, state = decay.suffix[:, :, i] * u, decay.log_total[:, :, i].exp().unsqueeze(-1) * state
+        state = state + to_heads(k[:, :, i].mT @ to_groups(u, groups), heads)
+    return torch.stack(outputs, 2), state
 
 
 def delta_rule_chunked(
@@ -68,7 +98,7 @@ def delta_rule_chunked(
     With `plain`, the right side of the system of a chunk has -(the scores of k with e at j < i) V in place of V, and V
     is added to the output and the state under e as in linear attention.
     """
-    batch, length, heads, key_dim = q.shape
+    (batch, length, heads, value_dim), key_dim = v.shape, q.shape[-1]
     scale = key_dim**-0.5 if scale is None else scale
     work = torch.promote_types(q.dtype, torch.float32)
     size = chunk_length(length)
@@ -78,6 +108,13 @@ def delta_rule_chunked(
         if log_decay is not None:
             log_decay = log_decay.to(work)
             decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
+        state = c_q.new_zeros(batch, heads, key_dim, value_dim) if initial_state is None else initial_state.to(work)
+        if c_q.shape[1] != heads:
+            if write is None and plain is None and (decay is None or decay.log.shape[-1] == 1):
+                o, state = _chunks_of_groups(c_q, c_k, c_v, c_beta, decay, state)
+                o = from_chunks(o, length).to(v.dtype)
+                return (o, state) if return_final_state else o
+            c_q, c_k = of_heads(c_q, heads), of_heads(c_k, heads)
         c_write = c_k if write is None else to_chunks(write.to(work), size)
         scores = decayed_scores(c_q, c_write, decay)
         right, own = c_v, None
@@ -88,7 +125,6 @@ def delta_rule_chunked(
             plain_out = c_plain if decay is None else c_plain * decay.suffix
         u_0, w = pseudo_values(c_k, c_write, right, c_beta, decay)
         q_in, k_out = (c_q, c_write) if decay is None else (c_q * decay.prefix, c_write * decay.suffix)
-        state = c_q.new_zeros(batch, heads, key_dim, v.shape[-1]) if initial_state is None else initial_state.to(work)
         outputs = []
         for i in range(c_q.shape[2]):
             u = u_0[:, :, i] - w[:, :, i] @ state

@@ -16,6 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from subquad.kernels.gated_linear_attention.reference import each_head
+
 
 def step(
     q: Tensor,
@@ -31,9 +33,10 @@ def step(
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, V] and the next state of one step.
 
-    q, k, write, plain: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None;
-    state: [B, H, K, V].
+    q, k: [B, G, K]; write, plain: [B, H, K]; v: [B, H, V]; beta: [B, H]; log_decay: [B, H, K], [B, H] or None;
+    state: [B, H, K, V]. Heads h r, ..., h r + r - 1 of v share head h of q and k, with r = H / G.
     """
+    q, k = each_head(q, v.shape[1]), each_head(k, v.shape[1])
     if log_decay is not None:
         decay = log_decay.exp()
         state = (decay.unsqueeze(-1) if decay.dim() == 3 else decay[..., None, None]) * state
@@ -61,9 +64,9 @@ def delta_rule_reference(
     return_final_state: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """o [B, T, H, V], with `return_final_state` also the final state; arguments as in the public operator."""
-    batch, length, heads, key_dim = q.shape
+    (batch, length, heads, value_dim), key_dim = v.shape, q.shape[-1]
     scale = key_dim**-0.5 if scale is None else scale
-    state = q.new_zeros(batch, heads, key_dim, v.shape[-1]) if initial_state is None else initial_state
+    state = q.new_zeros(batch, heads, key_dim, value_dim) if initial_state is None else initial_state
     outputs = []
     for t in range(length):
         decay = None if log_decay is None else log_decay[:, t]

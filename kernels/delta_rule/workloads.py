@@ -6,7 +6,8 @@
     head  for each head and position, logsigmoid(x) / 16: Gated DeltaNet
     key   for each key channel, logsigmoid(x) / 16: Kimi Delta Attention
 
-Queries and keys are unit vectors, and beta is a sigmoid, as in the layers.
+Where a shape has G, its H heads of values share G heads of queries and keys. Queries and keys are unit vectors, and
+beta is a sigmoid, as in the layers.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ FORMS = ("write", "plain")
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     leading = (batch, length, heads)
-    q, k = (F.normalize(normal(generator, dtype, *leading, key_dim), dim=-1) for _ in "qk")
+    shared = (batch, length, int(shape.get("G", heads)), key_dim)
+    q, k = (F.normalize(normal(generator, dtype, *shared), dim=-1) for _ in "qk")
     v = normal(generator, dtype, *leading, value_dim)
     beta = torch.sigmoid(normal(generator, dtype, *leading))
     log_decay = None
@@ -71,7 +73,8 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     batch, length, heads, key_dim, value_dim = sizes(shape, "BTHKV")
     channels = {"none": 0, "head": 1}.get(str(shape["decay"]), key_dim)
     positions = batch * length * heads
-    inputs = positions * (2 * key_dim + value_dim + 1 + channels) * dtype.itemsize
+    keys = batch * length * int(shape.get("G", heads)) * key_dim
+    inputs = (2 * keys + positions * (value_dim + 1 + channels)) * dtype.itemsize
     products = CHUNK * (3 * key_dim + 2 * value_dim) + 3 * key_dim * value_dim
     if shape.get("form") == "plain":
         products = CHUNK * (5 * key_dim + 4 * value_dim) + 4 * key_dim * value_dim
@@ -89,13 +92,17 @@ def shape_of(inputs: Inputs) -> Shape:
     return named("BTHV", inputs["v"], K=inputs["q"].shape[-1], decay=kind, **form)
 
 
+def short(shape: Shape) -> Shape:
+    return {**at_most(B=2, T=130, H=2)(shape), **({"G": 1} if "G" in shape else {})}
+
+
 WORKLOAD = Workload(
     op="delta_rule",
     reference=delta_rule_reference,
     make_inputs=make_inputs,
     cost=cost,
     shape_of=shape_of,
-    short=at_most(B=2, T=130, H=2),
+    short=short,
     implementations=(
         Implementation("triton", "ours", needs_triton(partial(delta_rule, backend="triton")), cold_start=True),
         Implementation("torch", "ours", lambda: partial(delta_rule, backend="torch")),
@@ -103,10 +110,14 @@ WORKLOAD = Workload(
     ),
     shapes={
         "quick": ({"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128, "decay": "head"},),
-        "paper": tuple(
-            {"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": decay}
-            for decay in ("none", "head", "key")
-            for batch, length in ((8, 2048), (1, 16384))
+        "paper": (
+            *(
+                {"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": decay}
+                for decay in ("none", "head", "key")
+                for batch, length in ((8, 2048), (1, 16384))
+            ),
+            # large Gated DeltaNets have twice as many heads of values as of keys
+            {"B": 1, "T": 32768, "H": 32, "G": 16, "K": 128, "V": 128, "decay": "head"},
         ),
     },
     keep=("initial_state",),
@@ -115,6 +126,9 @@ WORKLOAD = Workload(
         {"B": 2, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "head", "state": "given"},
         {"B": 1, "T": 20, "H": 2, "K": 5, "V": 9, "decay": "none"},
         {"B": 1, "T": 20, "H": 1, "K": 8, "V": 4, "decay": "key", "state": "given", "form": "plain"},
+        {"B": 1, "T": 20, "H": 4, "G": 2, "K": 8, "V": 12, "decay": "head", "state": "given"},
+        {"B": 1, "T": 10, "H": 2, "G": 1, "K": 8, "V": 4, "decay": "none", "state": "given"},
+        {"B": 1, "T": 10, "H": 2, "G": 1, "K": 5, "V": 9, "decay": "key", "state": "given", "form": "write"},
     ),
     time={"q": 1, "k": 1, "v": 1, "beta": 1, "log_decay": 1, "write": 1, "plain": 1},
     states=("initial_state",),
@@ -172,6 +186,7 @@ STEP = Workload(
         {"B": 2, "H": 2, "K": 5, "V": 12, "decay": "head"},
         {"B": 2, "H": 1, "K": 5, "V": 12, "decay": "none"},
         {"B": 1, "H": 1, "K": 130, "V": 300, "decay": "key"},
+        {"B": 2, "H": 6, "G": 2, "K": 5, "V": 12, "decay": "head"},
     ),
 )
 

@@ -60,7 +60,7 @@ def to_heads(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.unflatten(-1, (heads // x.shape[1], -1)).movedim(-2, 2).flatten(1, 2)
 
 
-def _of_heads(x: Tensor, heads: int) -> Tensor:
+def of_heads(x: Tensor, heads: int) -> Tensor:
     """x [B, G, ...] repeated for every head of a group: [B, H, ...]."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
 
@@ -249,7 +249,7 @@ def within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: 
     if on_key or decay is None or decay.log.shape[-1] == 1:
         scores = decayed_scores(q, k, decay)
         return to_heads(scores @ to_groups(v, scores.shape[1]), v.shape[1])
-    return _ValueReads.apply(_of_heads(q @ k.mT, v.shape[1]), v, decay.log, decay.levels)
+    return _ValueReads.apply(of_heads(q @ k.mT, v.shape[1]), v, decay.log, decay.levels)
 
 
 def entering_states(log_total: Tensor | None, states: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
@@ -324,7 +324,7 @@ def gated_linear_attention_chunked(
                 log_decay = log_decay.expand(1, length, heads)
             decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
             if decay_on == "key" and log_decay.dim() == 4:
-                c_q, c_k = _of_heads(c_q, heads), _of_heads(c_k, heads)
+                c_q, c_k = of_heads(c_q, heads), of_heads(c_k, heads)
         empty = c_q.new_zeros(batch, heads, key_dim, v.shape[-1])
         initial = empty if initial_state is None else initial_state.to(work)
         o, last = attend_chunks(c_q, c_k, c_v, decay, decay_on == "key", initial)

@@ -25,13 +25,13 @@ from tests.kernels.gated import (
     scaled,
 )
 
-DECAYS = ["none", "head", "key", "write", "plain"]
+DECAYS = ["none", "head", "key", "write", "plain", "shared"]
 """`write`: a decay of every key channel, and other keys for writing than for reading; `plain`: besides, values that are
-added under keys of their own."""
+added under keys of their own; `shared`: a decay of a head, and every two heads share queries and keys."""
 KEEP = ("beta", "log_decay", "initial_state")
 ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write", "plain")
 every_decay = pytest.mark.parametrize("decay", DECAYS)
-one_decay = pytest.mark.parametrize("decay", quick(DECAYS, "head"))
+one_decay = pytest.mark.parametrize("decay", quick(DECAYS, "head", "shared"))
 
 
 def tuning(**changes) -> dict:
@@ -60,10 +60,11 @@ def make_inputs(length: int, decay: str, *, state: bool = True, H: int = 2, K: i
     generator = torch.Generator().manual_seed(0)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
     uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
-    channels = {"none": None, "head": ()}.get(decay, (K,))
+    channels = {"none": None, "head": (), "shared": ()}.get(decay, (K,))
+    groups = max(1, H // 2) if decay == "shared" else H
     return {
-        "q": normal(1, length, H, K),
-        "k": F.normalize(normal(1, length, H, K), dim=-1),
+        "q": normal(1, length, groups, K),
+        "k": F.normalize(normal(1, length, groups, K), dim=-1),
         "v": normal(1, length, H, V),
         "beta": (1 if decay in ("write", "plain") else 2) * uniform(1, length, H),
         "log_decay": None if channels is None else 0.3 * uniform(1, length, H, *channels).log(),
@@ -153,7 +154,7 @@ def test_the_two_kernels_of_the_gradients_take_the_same_arguments():
     from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
 
     both, plain = (inspect.signature(kernel.fn).parameters for kernel in (_grads_kernel, _plain_grads_kernel))
-    choices = {"LEVELS", "DECAY", "WHOLE", "STEEP"}
+    choices = {"LEVELS", "GROUP", "DECAY", "WHOLE", "STEEP"}
     assert set(both) - set(plain) == choices
     shared = [(name, parameter.annotation) for name, parameter in both.items() if name not in choices]
     assert shared == [(name, parameter.annotation) for name, parameter in plain.items()]
@@ -197,7 +198,7 @@ def test_calls_without_a_gradient_and_other_gpus_take_short_chunks(decay, monkey
     impl.delta_rule_triton(**inputs)
     monkeypatch.setattr(impl, "interpreted", lambda: False)
     impl.delta_rule_triton(**inputs)
-    short = "SHORT_CHUNKS" if decay in ("none", "head") else "PLANNER"
+    short = "SHORT_CHUNKS" if decay in ("none", "head", "shared") else "PLANNER"
     hopper = DEVICE != "cpu" and impl.is_hopper()
     assert used == [short, short if DEVICE != "cpu" and not hopper else "PLANNER", "PLANNER" if hopper else short]
 
@@ -264,7 +265,7 @@ def test_equal_keys_and_full_reflections_stay_bounded(dtype, decay):
 
 @in_chunks
 @pytest.mark.parametrize(("count", "state"), [(2, True), (3, True), (5, False)])
-@pytest.mark.parametrize("decay", quick(DECAYS, "none", "key"))
+@pytest.mark.parametrize("decay", quick(DECAYS, "none", "key", "shared"))
 def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, count, state, monkeypatch):
     """Five chunks in segments of three and two, of two, two and one, or of one; values and keys of several blocks.
 
@@ -275,7 +276,8 @@ def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, count, state,
         module = f"subquad.kernels.delta_rule.triton.{name}"
         monkeypatch.setattr(f"{module}.cut_time", lambda *_, **__: segments.Segments(count, -(-5 // count)))
     walk = {key: tile._replace(block_v=16) for key, tile in tuning()["walk"].items()}
-    equals_the_loop(make_inputs(scaled(290, chunk), decay, state=state, H=1, K=20, V=20), chunk=chunk, walk=walk)
+    heads = 2 if decay == "shared" else 1
+    equals_the_loop(make_inputs(scaled(290, chunk), decay, state=state, H=heads, K=20, V=20), chunk=chunk, walk=walk)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ def test_log_decays_in_bfloat16_never_reach_the_gradients_of_plain_keys(monkeypa
 def test_float32_operands_have_a_tuning_of_their_own(decay, K, V):
     """Heads narrower than a tile, and keys of one tile and a part of a second, over more than two chunks."""
     planner = pytest.importorskip("subquad.kernels.delta_rule.triton.plan").PLANNER
-    inputs = make_inputs(70, decay, H=1, K=K, V=V)
+    inputs = make_inputs(70, decay, H=2 if decay == "shared" else 1, K=K, V=V)
     assert_matches_reference(
         partial(run_triton, planner), delta_rule_reference, inputs, dtype=torch.float32, device=DEVICE
     )

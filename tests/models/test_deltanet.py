@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from subquad.models import MODELS
 from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws import models as laws
 
 SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
 NAMES = ["deltanet", "gated-deltanet", "kda", "delta-product"]
@@ -16,15 +17,16 @@ NAMES = ["deltanet", "gated-deltanet", "kda", "delta-product"]
 def written_out(mixer, x, *, beta_factor):
     """y [T, D] of one sequence x [T, D]: S [V, K] of every head is updated by matrices, as the papers print it."""
     length, heads, steps, key_dim, value_dim = len(x), mixer.num_heads, mixer.steps, mixer.key_dim, mixer.value_dim
+    groups = mixer.num_key_heads
     convolved = x @ mixer.proj.weight.T
     if mixer.conv_weight is not None:
         taps = mixer.conv_weight.shape[1]
         padded = F.pad(convolved, (0, 0, taps - 1, 0))
         convolved = torch.stack([(padded[t : t + taps] * mixer.conv_weight.T).sum(0) for t in range(length)])
     convolved = convolved * torch.sigmoid(convolved)
-    q, k, v = convolved.split((heads * key_dim, steps * heads * key_dim, steps * heads * value_dim), -1)
-    q = q.view(length, heads, key_dim)
-    k, v = k.view(length, steps, heads, key_dim), v.view(length, steps, heads, value_dim)
+    q, k, v = convolved.split((groups * key_dim, steps * groups * key_dim, steps * heads * value_dim), -1)
+    q = q.view(length, groups, key_dim)
+    k, v = k.view(length, steps, groups, key_dim), v.view(length, steps, heads, value_dim)
     q, k = (z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
     beta = beta_factor * torch.sigmoid(x @ mixer.beta.weight.T).view(length, steps, heads)
     decay = torch.ones(length, heads, key_dim, dtype=x.dtype)
@@ -40,11 +42,11 @@ def written_out(mixer, x, *, beta_factor):
         for t in range(length):
             S = S @ torch.diag(decay[t, h])
             for j in range(steps):
-                key, b = k[t, j, h], beta[t, j, h]
+                key, b = k[t, j, h * groups // heads], beta[t, j, h]
                 S = S @ (torch.eye(key_dim, dtype=x.dtype) - b * torch.outer(key, key)) + b * torch.outer(
                     v[t, j, h], key
                 )
-            o[t, h] = S @ q[t, h] / key_dim**0.5
+            o[t, h] = S @ q[t, h * groups // heads] / key_dim**0.5
     y = (o * torch.rsqrt(o.square().mean(-1, keepdim=True) + mixer.norm.eps) * mixer.norm.weight).flatten(1)
     if mixer.gate == "silu":
         gate = x @ mixer.gate_up.weight.T
@@ -56,7 +58,11 @@ def written_out(mixer, x, *, beta_factor):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [*((name, {}) for name in NAMES), *(("delta-product", {"without": parts}) for parts in [("gate",), ("decay",)])],
+    [
+        *((name, {}) for name in NAMES),
+        *(("delta-product", {"without": parts}) for parts in [("gate",), ("decay",)]),
+        *((name, {"expand_v": 2.0, "num_value_heads": 6}) for name in ("gated-deltanet", "kda", "delta-product")),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize(("negative", "taps"), [(False, 4), (True, 4), (True, None)], ids=str)
@@ -68,11 +74,10 @@ def test_the_mixer_is_the_recurrence_of_the_paper(name, options, negative, taps)
         d_model=12,
         num_heads=3,
         expand_k=0.5,
-        expand_v=1.5,
         negative_eigenvalues=negative,
         d_conv=taps,
         init_std=0.5,
-        **options,
+        **{"expand_v": 1.5, **options},
     )
     (mixer,) = config.build(SPEC).double().mixers
     # a norm and biases that differ from their start
@@ -83,6 +88,20 @@ def test_the_mixer_is_the_recurrence_of_the_paper(name, options, negative, taps)
     expected = written_out(mixer, x[0], beta_factor=2 if negative else 1)
     assert expected.std() > 0.1
     torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        laws.prefill_equals_parallel,
+        laws.padding_is_not_read,
+        laws.state_size_is_what_is_stored,
+        laws.gradients_reach_every_parameter,
+    ],
+    ids=lambda law: law.__name__,
+)
+def test_more_heads_of_values_than_of_keys_obey_the_laws(law):
+    law(MODELS.load("gated-deltanet"), num_heads=2, num_value_heads=4)
 
 
 def test_one_householder_step_is_gated_deltanet():
@@ -179,6 +198,10 @@ def test_convolutions_may_start_normally():
 def test_heads_that_do_not_divide_the_width_are_refused():
     with pytest.raises(ValueError, match="num_heads=5 does not divide key_width=32"):
         MODELS.load("kda")(d_model=32, num_heads=5).build(SPEC)
+    with pytest.raises(ValueError, match="num_heads=4 does not divide num_value_heads=6"):
+        MODELS.load("kda")(d_model=32, num_value_heads=6).build(SPEC)
+    with pytest.raises(ValueError, match="num_value_heads=12 does not divide value_width=32"):
+        MODELS.load("kda")(d_model=32, num_value_heads=12).build(SPEC)
     with pytest.raises(ValueError, match="needs d_conv in 2"):
         MODELS.load("deltanet")(d_model=32, d_conv=5).build(SPEC)
     with pytest.raises(ValueError, match="starts convolutions, and d_conv=null leaves them out"):

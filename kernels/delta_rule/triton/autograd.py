@@ -14,6 +14,7 @@ from subquad.kernels.delta_rule.triton.grads import delta_grads
 from subquad.kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS, ChunkFactors, Plan, Planner
 from subquad.kernels.delta_rule.triton.walk import delta_walk
 from subquad.kernels.device import float32_products, interpreted, is_hopper
+from subquad.kernels.gated_linear_attention.reference import each_head
 from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind, dense_channels
 from subquad.kernels.layout import dense
 
@@ -66,7 +67,8 @@ def forward(
         plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
     final = None
     if options.return_final_state:
-        final = q.new_empty((plan.num_sequences(q.shape[0]), *q.shape[2:], v.shape[3]), dtype=torch.float32)
+        shape = plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3]
+        final = q.new_empty(shape, dtype=torch.float32)
     factors = delta_factors(plan, q, k, beta, g, write, plain)
     boundary = EndStates(dense(initial_state), final)
     o, *kept = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
@@ -102,7 +104,7 @@ class DeltaRule(OnceDifferentiable):
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
         if ctx.initial_dtype is not None:
-            shape = (ctx.plan.num_sequences(q.shape[0]), *q.shape[2:], delta.shape[3])
+            shape = (ctx.plan.num_sequences(q.shape[0]), delta.shape[2], q.shape[3], delta.shape[3])
             dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
         boundary = EndStates(dense(dfinal), dinitial)
         dv, drest, dstates = delta_back(
@@ -155,6 +157,9 @@ def delta_rule_triton(
     planner:       holds the tuning; by default the faster one of `PLANNER` and `SHORT_CHUNKS`.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if decay_kind(log_decay) == CHANNEL:
+        # the kernels read keys that hold the decays of channels, which are those of a head
+        q, k = each_head(q, v.shape[2]), each_head(k, v.shape[2])
     if plain is not None and log_decay is not None and log_decay.dtype == torch.bfloat16:
         # ptxas 12.8, which Triton 3.6 brings, makes wrong code of `_plain_grads_kernel` for log-decays in bfloat16
         log_decay = log_decay.float()

@@ -20,7 +20,7 @@ from subquad.kernels.delta_rule.triton.segments import (
     store_last_state,
 )
 from subquad.kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Strides, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Strides, group_size, planned, position_strides
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -70,6 +70,7 @@ def _back_kernel(
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    GROUP: tl.constexpr,
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -99,8 +100,8 @@ def _back_kernel(
     b_dstate = first_state(first, ends, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
     if table is not None:
         i_b *= 0
-    q += i_b * q_stride_b + i_h * q_stride_h
-    k += i_b * k_stride_b + i_h * k_stride_h
+    q += i_b * q_stride_b + i_h // GROUP * q_stride_h
+    k += i_b * k_stride_b + i_h // GROUP * k_stride_h
     do += i_b * do_stride_b + i_h * do_stride_h
     o_head = i_b * T * H + i_h
     inverse += o_head * C
@@ -182,6 +183,7 @@ def _back_kernel(
 def _back_plan(
     plan: Plan,
     shape: tuple[int, ...],
+    groups: int,
     value_dim: int,
     q: Strides,
     k: Strides,
@@ -210,6 +212,7 @@ def _back_plan(
         C=plan.chunk,
         BK=block_k,
         BV=block_v,
+        GROUP=group_size(heads, groups),
         PART=part,
         PRECISION=plan.precision,
         WHOLE=by_rows and is_whole(plan, length, *sizes, strides=(q, k, do)),
@@ -233,8 +236,8 @@ def delta_back(
     transposes: what `delta_walk` returns of the matrices of segments.
     boundary:   the gradient of the final state, and memory for that of the initial state.
     """
-    batch, length, heads, key_dim = k.shape
-    value_dim = do.shape[-1]
+    (batch, length, heads, value_dim), key_dim = do.shape, k.shape[-1]
+    shape = batch, length, heads, key_dim
     num_chunks = plan.num_chunks(length)
     dv = do.new_empty((batch, length, heads, value_dim), dtype=plan.work)
     drest = dv if factors.plain_out is None else torch.empty_like(dv)
@@ -242,15 +245,15 @@ def delta_back(
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
-    segments = cut_time(plan, k.shape, value_dim, by_rows)
-    ends = new_ends(segments, k, value_dim)
+    segments = cut_time(plan, shape, value_dim, by_rows)
+    ends = new_ends(segments, k, shape, value_dim)
     first, last = boundary
     strides = q.stride(), k.stride(), do.stride()
     for part in segments.parts:
         writes = part != ENDS
         launch(
             _back_kernel,
-            _back_plan(plan, k.shape, value_dim, *strides, segments, part, by_rows, plain),
+            _back_plan(plan, shape, k.shape[2], value_dim, *strides, segments, part, by_rows, plain),
             q=q,
             k=k,
             do=do,

@@ -30,6 +30,7 @@ from subquad.kernels.gated_linear_attention.triton.plan import (
     HEAD,
     Strides,
     decay_kind,
+    group_size,
     planned,
     position_strides,
     strides_of,
@@ -169,6 +170,7 @@ def _factors_kernel(
     LEVELS: tl.constexpr,
     MERGES: tl.constexpr,
     BK: tl.constexpr,
+    GROUP: tl.constexpr,
     DECAY: tl.constexpr,
     LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -185,6 +187,9 @@ def _factors_kernel(
 
         scale sum_x q_ix e_jx exp(D_ijx), j <= i;    sum_x k_ix e_jx exp(D_ijx), j < i
 
+    GROUP heads share q and k. Each of their programs computes the products of q and k, which the inverse outlasts, so
+    that no program waits for scores in memory.
+
     A decay of a channel takes two launches, because one program with both ways of factoring a chunk would need the
     registers of both. The first (STEEP false) factors every chunk about its middle and writes to `steep` where this may
     overflow; the second (STEEP true) factors only these chunks, by a tree.
@@ -196,8 +201,8 @@ def _factors_kernel(
         if tl.load(steep + i_bh * num_t + i_t) == 0:
             return
     o_c = tl.arange(0, C)
-    q += i_b * q_stride_b + i_h * q_stride_h
-    k += i_b * k_stride_b + i_h * k_stride_h
+    q += i_b * q_stride_b + i_h // GROUP * q_stride_h
+    k += i_b * k_stride_b + i_h // GROUP * k_stride_h
     beta += i_b * beta_stride_b + i_h * beta_stride_h
     o_head = i_b * T * H + i_h
     start, end = chunk_span(table, i_t, T, C)
@@ -342,6 +347,7 @@ def _factors_plan(
     plan: Plan,
     kind: int,
     shape: tuple[int, ...],
+    groups: int,
     q: Strides,
     k: Strides,
     beta: Strides,
@@ -366,6 +372,7 @@ def _factors_plan(
         LEVELS=plan.chunk.bit_length() - 1,
         MERGES=plan.chunk.bit_length() - BLOCK.value.bit_length(),
         BK=block_k,
+        GROUP=group_size(heads, groups),
         DECAY=kind,
         LIMIT=plan.mild,
         PRECISION=plan.precision,
@@ -384,12 +391,12 @@ def delta_factors(
     write: Tensor | None = None,
     plain: Tensor | None = None,
 ) -> ChunkFactors:
-    """Factors of all chunks for q, k [B, T, H, K], beta [B, T, H] and log-decays [B, T, H], [B, T, H, K] or None.
+    """Factors of all chunks for q, k [B, T, G, K], beta [B, T, H] and log-decays [B, T, H], [B, T, H, K] or None.
 
     write: [B, T, H, K] or None; see the public operator.
     plain: [B, T, H, K] or None, for a decay of a channel: keys under which v is written without being read first.
     """
-    batch, length, heads, key_dim = k.shape
+    (batch, length, heads), (*_, groups, key_dim) = beta.shape, k.shape
     num_chunks, kind = plan.num_chunks(length), decay_kind(g)
 
     def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -418,7 +425,7 @@ def delta_factors(
     for for_steep in (False,) if steep is None else (False, True):
         launch(
             _factors_kernel,
-            _factors_plan(plan, kind, k.shape, *strides, for_steep),
+            _factors_plan(plan, kind, (batch, length, heads, key_dim), groups, *strides, for_steep),
             q=q,
             k=k,
             beta=beta,

@@ -33,6 +33,7 @@ from subquad.kernels.gated_linear_attention.triton.plan import (
     HEAD,
     Strides,
     decay_kind,
+    group_size,
     planned,
     position_strides,
     strides_of,
@@ -103,6 +104,7 @@ def _grads_kernel(
     LEVELS: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    GROUP: tl.constexpr,
     DECAY: tl.constexpr,
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -111,7 +113,9 @@ def _grads_kernel(
     """dq, dk [C, BK] of one chunk; dbeta, and dg of a decay of a head, are sums over channels, [B, T, H, K / BK].
 
     `_plain_grads_kernel` is launched in its place with the same arguments, so the parameters of both must agree, in
-    their names and their order, up to the constexprs LEVELS, DECAY, WHOLE and STEEP, which only this kernel has.
+    their names and their order, up to the constexprs LEVELS, GROUP, DECAY, WHOLE and STEEP, which only this kernel has.
+
+    GROUP heads share q and k; dq and dk are those of a head, [B, T, H, K].
 
     A position reads what is held for q (with the gradient do) and before it writes what is held for k (with the
     gradient -dv). It writes delta under the key w = beta k. With S the state before the chunk and dS the gradient of
@@ -180,8 +184,8 @@ def _grads_kernel(
         b_da *= scale
         b_diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da, 0.0), 1)
         b_da, b_dl = tl.where(m_past, b_da, 0.0), tl.where(m_past, -b_dl, 0.0)
-    q += i_b * q_stride_b + i_h * q_stride_h
-    k += i_b * k_stride_b + i_h * k_stride_h
+    q += i_b * q_stride_b + i_h // GROUP * q_stride_h
+    k += i_b * k_stride_b + i_h // GROUP * k_stride_h
     if DECAY != CHANNEL_DECAY:
         if DECAY == HEAD_DECAY:
             b_pairs = decay_matrix(b_g, b_prefix, o_c, PRECISION)
@@ -374,6 +378,7 @@ def _grads_plan(
     plan: Plan,
     kind: int,
     shape: tuple[int, ...],
+    groups: int,
     value_dim: int,
     q: Strides,
     k: Strides,
@@ -393,7 +398,8 @@ def _grads_plan(
     if plain is None or steep:
         sizes = (key_dim, block_k), (value_dim, block_v)
         whole = kind != CHANNEL and is_whole(plan, length, *sizes, strides=(q, k, do))
-        choices = {"LEVELS": plan.chunk.bit_length() - 1, "DECAY": kind, "WHOLE": whole, "STEEP": steep}
+        choices = {"LEVELS": plan.chunk.bit_length() - 1, "GROUP": group_size(heads, groups), "DECAY": kind}
+        choices |= {"WHOLE": whole, "STEEP": steep}
     return LaunchPlan(
         batch * heads * num_chunks * cdiv(key_dim, block_k),
         T=length,
@@ -437,14 +443,15 @@ def delta_grads(
 
     steep: as in `ChunkFactors`.
     """
-    batch, length, heads, key_dim = k.shape
-    value_dim, kind = do.shape[-1], decay_kind(g)
+    (batch, length, heads, value_dim), (*_, groups, key_dim), kind = do.shape, k.shape, decay_kind(g)
     num_k = cdiv(key_dim, _block_k(plan, kind, key_dim))
 
     def new(channels: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return k.new_empty((batch, length, heads, channels), dtype=dtype)
 
-    dq, dk, dbeta = new(key_dim, q.dtype), new(key_dim, k.dtype), new(num_k)
+    # of heads that share q and k, the gradients are float32 until they are added
+    dq, dk = (new(key_dim, x.dtype if groups == heads else torch.float32) for x in (q, k))
+    dbeta = new(num_k)
     dwrite, dplain = (None if x is None else new(key_dim, x.dtype) for x in (write, plain))
     dg = None
     if g is not None and needs_dg:
@@ -460,7 +467,7 @@ def delta_grads(
         kernel = _plain_grads_kernel if plain is not None and not for_steep else _grads_kernel
         launch(
             kernel,
-            _grads_plan(plan, kind, k.shape, value_dim, *strides, for_steep),
+            _grads_plan(plan, kind, (batch, length, heads, key_dim), groups, value_dim, *strides, for_steep),
             q=q,
             k=k,
             beta=beta,
@@ -485,4 +492,6 @@ def delta_grads(
         )
     if dg is not None and kind == HEAD and g is not None:
         dg = dg.sum(-1).to(g.dtype)
+    if groups != heads:
+        dq, dk = (dx.unflatten(2, (groups, -1)).sum(3).to(x.dtype) for dx, x in ((dq, q), (dk, k)))
     return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite, dplain

@@ -202,20 +202,23 @@ def cut_time(plan: Plan, shape: tuple[int, ...], value_dim: int, by_rows: bool) 
     return best_segments(batch * heads, num_chunks, most, blocks, tuning.few_programs, ends, side_by_side)
 
 
-def new_ends(segments: Segments, x: Tensor, value_dim: int) -> Tensor | None:
-    """Allocates the states at the ends of all segments but the last, for x [B, T, H, K]; None for one segment."""
-    batch, _, heads, key_dim = x.shape
+def new_ends(segments: Segments, x: Tensor, shape: tuple[int, ...], value_dim: int) -> Tensor | None:
+    """Allocates the states at the ends of all segments but the last, beside x; None for one segment.
+
+    shape: B, T, H, K.
+    """
+    batch, _, heads, key_dim = shape
     if segments.count == 1:
         return None
     return x.new_empty((segments.count - 1, batch, heads, value_dim, key_dim), dtype=torch.float32)
 
 
-def new_transitions(segments: Segments, x: Tensor) -> Tensor | None:
-    """Allocates the matrices of all segments but the last, for x [B, T, H, K], in float32.
+def new_transitions(segments: Segments, x: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """Allocates the matrices of all segments but the last, for B, T, H, K in `shape`, in float32 beside x.
 
     The matrix of the first segment is never written. None where no segment needs a matrix.
     """
-    batch, _, heads, key_dim = x.shape
+    batch, _, heads, key_dim = shape
     if segments.count <= 2:
         return None
     return x.new_empty((segments.count - 1, batch, heads, key_dim, key_dim), dtype=torch.float32)

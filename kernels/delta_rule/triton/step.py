@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import CHANNEL_DECAY, HEAD_DECAY
-from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels, group_size
 from subquad.kernels.launch import cdiv, launch, power_of_2
 from subquad.kernels.layout import dense, strides
 
@@ -42,13 +42,15 @@ def _step_kernel(
     g_stride_h,
     write_stride_b,
     write_stride_h,
+    GROUP: tl.constexpr,
     DECAY: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
     """BLOCK_V columns of one head: kept = diag(exp(g)) state, new = kept + w beta (v - k^T kept), o = scale new^T q.
 
-    w is `write`, or k where that is not given. Each element of the state is read once and written once.
+    w is `write`, or k where that is not given. GROUP heads share q and k. Each element of the state is read once and
+    written once.
     """
     num_v = tl.cdiv(V, BLOCK_V)
     i_row = (tl.program_id(0) // num_v).to(tl.int64)
@@ -56,8 +58,8 @@ def _step_kernel(
     o_k = tl.arange(0, BLOCK_K)
     o_v = tl.program_id(0) % num_v * BLOCK_V + tl.arange(0, BLOCK_V)
     m_k, m_v = o_k < K, o_v < V
-    b_q = tl.load(q + i_b * q_stride_b + i_h * q_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
-    b_k = tl.load(k + i_b * k_stride_b + i_h * k_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_q = tl.load(q + i_b * q_stride_b + i_h // GROUP * q_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
+    b_k = tl.load(k + i_b * k_stride_b + i_h // GROUP * k_stride_h + o_k, mask=m_k, other=0.0).to(tl.float32)
     b_v = tl.load(v + i_b * v_stride_b + i_h * v_stride_h + o_v, mask=m_v, other=0.0).to(tl.float32)
     b_beta = tl.load(beta + i_b * beta_stride_b + i_h * beta_stride_h).to(tl.float32)
     o_state = i_row * K * V + o_k[:, None] * V + o_v[None, :]
@@ -94,8 +96,7 @@ def delta_rule_step_triton(
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """o [B, H, V] in the dtype of v and the next state [B, H, K, V] in that of the state; see the public operator."""
-    batch, heads, key_dim = q.shape
-    value_dim = v.shape[-1]
+    (batch, heads, value_dim), (_, groups, key_dim) = v.shape, q.shape
     q, k, v, state = dense_channels(q), dense_channels(k), dense_channels(v), dense(state)
     write = None if write is None else dense_channels(write)
     kind = NONE
@@ -119,6 +120,7 @@ def delta_rule_step_triton(
         K=key_dim,
         V=value_dim,
         **{f"{name}_stride_{axis}": strides(x, i)[0] for name, x in inputs.items() for i, axis in enumerate("bh")},
+        GROUP=group_size(heads, groups),
         DECAY=kind,
         BLOCK_K=block_k,
         BLOCK_V=block_v,

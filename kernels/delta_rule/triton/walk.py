@@ -20,7 +20,7 @@ from subquad.kernels.delta_rule.triton.segments import (
     store_last_state,
 )
 from subquad.kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Strides, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Strides, group_size, planned, position_strides
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -72,6 +72,7 @@ def _walk_kernel(
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
+    GROUP: tl.constexpr,
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -91,6 +92,7 @@ def _walk_kernel(
     num_v is the number of blocks of V; for ENDS there are blocks of the identity behind them, whose v is zero, if a
     segment needs its matrix. The first one does not, because it starts from the given state.
     WHOLE: no chunk and no tile of keys or values reaches beyond its end, so that nothing is masked.
+    GROUP heads share q and k.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -110,8 +112,8 @@ def _walk_kernel(
         b_state += (o_v[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :]).to(tl.float32)
     if table is not None:
         i_b *= 0
-    q += i_b * q_stride_b + i_h * q_stride_h
-    k += i_b * k_stride_b + i_h * k_stride_h
+    q += i_b * q_stride_b + i_h // GROUP * q_stride_h
+    k += i_b * k_stride_b + i_h // GROUP * k_stride_h
     v += i_b * v_stride_b + i_h * v_stride_h
     o_head = i_b * T * H + i_h
     inverse += o_head * C
@@ -195,6 +197,7 @@ def _walk_kernel(
 def _walk_plan(
     plan: Plan,
     shape: tuple[int, ...],
+    groups: int,
     value_dim: int,
     q: Strides,
     k: Strides,
@@ -229,6 +232,7 @@ def _walk_plan(
         C=plan.chunk,
         BK=block_k,
         BV=block_v,
+        GROUP=group_size(heads, groups),
         PART=part,
         PRECISION=plan.precision,
         WHOLE=by_rows and is_whole(plan, length, *sizes, strides=(q, k, v)),
@@ -249,8 +253,8 @@ def delta_walk(
     """o [B, T, H, V] in the dtype of v, and for a walk back, which `keep` asks for, delta, the states before all chunks
     and the transposes of the matrices of the segments, [segments - 1, B, H, K, K] in float32; see `_walk_kernel`.
     """
-    batch, length, heads, key_dim = k.shape
-    value_dim = v.shape[-1]
+    (batch, length, heads, value_dim), key_dim = v.shape, k.shape[-1]
+    shape = batch, length, heads, key_dim
     num_chunks = plan.num_chunks(length)
     o = v.new_empty((batch, length, heads, value_dim))
     delta = states = None
@@ -260,16 +264,16 @@ def delta_walk(
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
-    segments = cut_time(plan, k.shape, value_dim, by_rows)
-    ends, transitions = new_ends(segments, k, value_dim), new_transitions(segments, k)
-    transposes = new_transitions(segments, k) if keep else None
+    segments = cut_time(plan, shape, value_dim, by_rows)
+    ends, transitions = new_ends(segments, k, shape, value_dim), new_transitions(segments, k, shape)
+    transposes = new_transitions(segments, k, shape) if keep else None
     first, last = boundary
     strides = q.stride(), k.stride(), v.stride()
     for part in segments.parts:
         writes = part != ENDS
         launch(
             _walk_kernel,
-            _walk_plan(plan, k.shape, value_dim, *strides, segments, part, by_rows, plain),
+            _walk_plan(plan, shape, k.shape[2], value_dim, *strides, segments, part, by_rows, plain),
             q=q,
             k=k,
             v=v,

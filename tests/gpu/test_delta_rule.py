@@ -13,9 +13,9 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 TRITON = partial(delta_rule, backend="triton")
 TORCH = partial(delta_rule, backend="torch")
-DECAYS = ["none", "head", "key", "write", "plain"]
+DECAYS = ["none", "head", "key", "write", "plain", "shared"]
 """`write`: a decay of every key channel, and other keys for writing than for reading; `plain`: besides, values that are
-added under keys of their own."""
+added under keys of their own; `shared`: a decay of a head, and every two heads share queries and keys."""
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 MISSES = pytest.mark.xfail(reason="kernels/delta_rule/README.md: What a per-channel decay gives away", strict=True)
 CHANNEL_FLOOR = torch.finfo(torch.bfloat16).eps
@@ -30,14 +30,15 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
     rand = partial(torch.rand, generator=g, device="cuda", dtype=torch.float64)
     leading, log_decay = (batch, length, heads), None
     if decay != "none":
-        size = leading if decay == "head" else (*leading, key_dim)
+        size = leading if decay in ("head", "shared") else (*leading, key_dim)
         log_decay = F.logsigmoid(randn(*size)) / {"mild": 16, "medium": 1, "mixed": 16}[kept]
         if kept == "mixed":
             log_decay[rand(*size) < 0.2] = -50.0
         log_decay = log_decay.float()
+    shared = (batch, length, heads // 2 if decay == "shared" else heads, key_dim)
     return {
-        "q": randn(*leading, key_dim).to(dtype),
-        "k": F.normalize(randn(*leading, key_dim), dim=-1).to(dtype),
+        "q": randn(*shared).to(dtype),
+        "k": F.normalize(randn(*shared), dim=-1).to(dtype),
         "v": randn(*leading, value_dim).to(dtype),
         "beta": ((1 if decay in ("write", "plain") else 2) * rand(*leading)).float(),
         "log_decay": log_decay,

@@ -17,12 +17,14 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 TRITON = partial(gated_linear_attention, backend="triton")
 TORCH = partial(gated_linear_attention, backend="torch")
-DECAYS = ["none", "head", "head-step", "key", "value"]
+DECAYS = ["none", "head", "head-step", "key", "value", "shared"]
+"""`shared`: for each head and step, where half of the heads share one head of queries and keys."""
 SIZES = {
     "none": (2, 128, 128),
     # the gradient of such a decay is one number a head, and the root mean square of few numbers is a matter of luck
     "head": (32, 128, 256),
     "head-step": (4, 128, 64),
+    "shared": (24, 128, 64),
     "key": (2, 256, 512),
     "value": (2, 512, 64),
 }
@@ -35,7 +37,7 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
     def randn(*size):
         return torch.randn(*size, generator=g, device="cuda", dtype=torch.float64)
 
-    channels = {"head": None, "head-step": (), "key": (key_dim,), "value": (value_dim,)}
+    channels = {"head": None, "head-step": (), "shared": (), "key": (key_dim,), "value": (value_dim,)}
     log_decay = None
     if decay != "none":
         size = (heads,) if decay == "head" else (batch, length, heads, *channels[decay])
@@ -43,10 +45,11 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
         if kept == "mixed":
             log_decay[torch.rand(size, generator=g, device="cuda") < 0.2] = -50.0
         log_decay = log_decay.float()
+    groups = 2 if decay == "shared" else heads
     # keys that never decay must be small, so that sums stay of order one
-    k = randn(batch, length, heads, key_dim) * (length**-0.5 if decay == "none" else 1.0)
+    k = randn(batch, length, groups, key_dim) * (length**-0.5 if decay == "none" else 1.0)
     return {
-        "q": randn(batch, length, heads, key_dim).to(dtype),
+        "q": randn(batch, length, groups, key_dim).to(dtype),
         "k": k.to(dtype),
         "v": randn(batch, length, heads, value_dim).to(dtype),
         "log_decay": log_decay,
@@ -86,7 +89,7 @@ def assert_right(inputs):
     [
         *((decay, torch.bfloat16) for decay in DECAYS),
         *((decay, torch.float16) for decay in ("key", "value")),
-        *((decay, torch.float32) for decay in ("head-step", "key")),
+        *((decay, torch.float32) for decay in ("head-step", "key", "shared")),
     ],
 )
 def test_real_sizes_equal_plain_pytorch_in_double_precision(decay, dtype):

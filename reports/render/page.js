@@ -15,7 +15,15 @@ const cellsOf = (index) => cellsByExperiment.get(index) || [];
 const columnOf = (cell) => (Object.hasOwn(experimentOf(cell).columns, cell.column) ? experimentOf(cell).columns[cell.column] : [null, false, ""]);
 const NO_RUN = { parameters: null, state: null, device: "", seconds: null };
 const runOf = (cell) => (cell.runs.length ? data.runs[cell.runs[0]] : NO_RUN);
-const mixerName = (mixer) => mixerNames.get(mixer) || mixer;
+const SIGNED = " [-1, 1]"; // behind the name of a mixer whose state may have negative eigenvalues
+
+/** The name of a mixer on the leaderboard; a mixer that differs from one there in its eigenvalues alone says so. */
+function mixerName(mixer) {
+  const plain = mixer.endsWith(SIGNED) ? mixer.slice(0, -SIGNED.length) : mixer;
+  if (mixerNames.has(mixer)) return mixerNames.get(mixer);
+  if (mixer !== plain && mixerNames.has(plain)) return mixerNames.get(plain) + SIGNED;
+  return mixerNames.has(plain + SIGNED) ? `${mixerNames.get(plain + SIGNED)} [0, 1]` : mixer;
+}
 
 /** The middle value, or the mean of the two in the middle. */
 function middle(values) {
@@ -46,7 +54,7 @@ function prepare(found) {
     cellsByExperiment.get(cell.experiment).push(cell);
     const { model = {}, task: of = {} } = cell.runs.length ? data.settings[runOf(cell).settings] : {};
     // the sign of eigenvalues tells two mixers of one name apart
-    cell.mixer = model && model.name ? model.name + (model.negative_eigenvalues === true ? " [-1, 1]" : "") : "";
+    cell.mixer = model && model.name ? model.name + (model.negative_eigenvalues === true ? SIGNED : "") : "";
     cell.task = of && of.name ? of.name : "";
     for (const [cells, name] of [[mixerCells, cell.mixer], [taskCells, cell.task]]) {
       if (!name) continue;

@@ -104,6 +104,14 @@ def test_the_slider_keeps_the_mixers_whose_state_fits(everything):
     assert "state=2" in tab.js("location.hash")
 
 
+def test_mixers_that_differ_in_a_sign_have_names_of_their_own(everything):
+    tab, file = everything
+    tab.open(file, "#mixers")
+    names = tab.js('[...document.querySelectorAll("main tbody tr")].map((line) => line.children[0].textContent)')
+    assert len(names) == len(set(names))
+    assert {"DeltaNet", "DeltaNet [-1, 1]", "KDA", "KDA [-1, 1]", "DeltaProduct", "DeltaProduct [0, 1]"} <= set(names)
+
+
 def test_an_experiment_says_what_it_costs(everything):
     tab, file = everything
     tab.open(file, "#experiment?name=dss/table1-lra")

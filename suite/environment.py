@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 """The folder with `suite`, `tasks`, `models`, `kernels` and `reports`."""
 PROJECT = REPOSITORY / "pyproject.toml"
 """The description of the project, which a checkout has and an installed wheel has not."""
-CALL = "python run_suite.py" if PROJECT.is_file() else "subquad"
+CALL = "python run_suite.py" if PROJECT.is_file() and Path(sys.argv[0]).name != "subquad" else "subquad"
 """How the command line is called: in a checkout, or where it is installed."""
 IMPORTED_FROM = Path(subquad.__file__).resolve().parent.parent
 """The folder from which `subquad` is imported."""

@@ -141,8 +141,8 @@ def test_functions_for_python_say_so_too(installed, call):
         call(Notebook(installed))
 
 
-@pytest.mark.parametrize("line", ["status quickstart", "run quickstart --dry-run"])
-def test_what_only_estimates_from_the_rows_works_without_them(installed, command_line, line):
+@pytest.mark.parametrize("line", ["status quickstart", "run quickstart --dry-run", "doctor"])
+def test_what_does_without_the_rows_says_so_and_works(installed, command_line, line):
     done = command_line(*line.split(), repository=installed)
     assert done.returncode == 0, done.stderr
     assert "`subquad results pull` fetches them" in done.stdout

@@ -29,6 +29,12 @@ def test_version_and_date_are_the_same_everywhere():
     assert tag(HOME) == release() == f"v{PROJECT['version']}"
 
 
+def test_documents_compare_with_the_rows_of_this_version():
+    texts = [(HOME / name).read_text() for name in ("README.md", "results/README.md")]
+    assert {tag for text in texts for tag in re.findall(r"compare (v\S+) results/local", text)} == {release()}
+    assert all("compare v" in text for text in texts)
+
+
 def test_another_tag_than_the_version_is_refused_before_anything_is_built(tmp_path):
     with pytest.raises(SystemExit, match=r"the tag is v9\.9\.9, and the version in pyproject\.toml is that of v"):
         main(HOME, tmp_path / "dist", "v9.9.9")

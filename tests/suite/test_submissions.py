@@ -13,6 +13,7 @@ from subquad.run_suite import HOME, REPOSITORY
 from subquad.suite import environment
 from subquad.suite.commands import main
 from subquad.suite.commands import submissions as commands
+from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.runner import execute
 from subquad.suite.store import parts, storage
 from subquad.suite.submissions import rerun
@@ -30,7 +31,7 @@ baseline:
   model: {num_layers: 1, d_model: 16, channel_mixer: none, init_std: 0.1}
   train: {steps: 4, batch_size: 8, eval_batch_size: 20, eval_every: 2}
 sweep:
-  model: [{model.name: gla, model.d_model: 12}, {model.name: plugins}]
+  model: [{model.name: gla, model.d_model: 16}, {model.name: plugins}]
   task:
     - {task.name: mqar, task.num_train: 64, task.num_test: 20}
   train.lr: [1.0e-3, 1.0e-2]
@@ -123,6 +124,21 @@ def test_a_submission_goes_the_whole_way(place, command_line, monkeypatch, tmp_p
     # the page of a user's own rows has nobody else's
     own_rows = folder.parents[1] / "results"
     assert "submitted" not in command_line("report", "small", "--results", own_rows, repository=repository).stdout
+
+
+def test_a_submission_stands_beside_committed_rows(copied, command_line, tmp_path):
+    repository, _ = copied
+    repository = replace(repository, reference=tmp_path / "reference")
+    choice = {"scale": None, "only": ["model.name=gla"], "overrides": None, "seeds": None, "data": None}
+    for run in resolved_runs(repository, "small", **choice)[1]:
+        execute(run, repository.reference, rerun.torch.device("cpu"))
+    for options in ((), ("--results", repository.reference), ("--scale", "paper", "--format", "md")):
+        done = command_line("report", "small", *options, repository=repository)
+        (ours,) = (line for line in done.stdout.splitlines() if line.strip("| ").startswith("GLA ") and "(" not in line)
+        assert "—" not in ours
+        assert "sent-mixer (submitted)" in done.stdout, options
+    own = command_line("export", "small", "--results", repository.reference, repository=repository)
+    assert "sent-mixer" not in own.stdout
 
 
 def manifest_of(folder, **changes):

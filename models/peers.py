@@ -70,6 +70,25 @@ class PeerModel(Model):
         logits: Tensor = self.network(inputs).logits
         return logits
 
+    def generate(self, prompts: Tensor, new_tokens: int) -> Tensor:
+        """Prompts [B, P] with the likeliest `new_tokens` behind them."""
+        network: Any = self.network
+        tokens: Tensor = network.generate(
+            prompts, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, use_cache=True
+        )
+        return tokens
+
+
+class MambaModel(PeerModel):
+    """A language model of mamba_ssm, which records a step of its generation as a CUDA graph."""
+
+    def generate(self, prompts: Tensor, new_tokens: int) -> Tensor:
+        network: Any = self.network
+        tokens: Tensor = network.generate(
+            input_ids=prompts, max_length=prompts.shape[1] + new_tokens, top_k=1, cg=prompts.is_cuda
+        )
+        return tokens
+
 
 class FLAModel(PeerModel):
     """A language model of flash-linear-attention with that library's loss, which does not hold all logits."""
@@ -221,7 +240,7 @@ def _mamba_ssm(settings: Settings, config: Any) -> PeerModel:
 
     # the library allocates on a device that it is told
     network = MambaLMHeadModel(MambaConfig(**settings), device=torch.get_default_device())
-    return PeerModel(network, config, "mamba-ssm", "backbone.layers.0.mixer")
+    return MambaModel(network, config, "mamba-ssm", "backbone.layers.0.mixer")
 
 
 def _transformers(settings: Settings, config: Any) -> PeerModel:

@@ -6,7 +6,9 @@ somebody who waits for it would. The weights and the CUDA graphs of a step and o
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +23,17 @@ MIN_SAMPLES, MAX_SAMPLES = 3, 20
 """Generations that are timed at each length; the paper of Mamba has 3."""
 
 
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within, tensors of no dtype of their own are made in this one."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
 def build_for_inference(config: ModelConfig, spec: TaskSpec, device: torch.device) -> Model:
     """A model with random weights, those of linear maps and embeddings in bf16, state space parameters and others in
     float32.
@@ -28,13 +41,8 @@ def build_for_inference(config: ModelConfig, spec: TaskSpec, device: torch.devic
     A step reads every weight once, so a cast within the step would cost more than the product. Large weights never
     exist in float32, which would take twice the memory of the model.
     """
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with device:
-            model: Model = config.build(spec).to(device)
-    finally:
-        torch.set_default_dtype(usual)
+    with default_dtype(torch.bfloat16), device:
+        model: Model = config.build(spec).to(device)
     # the networks that compute filters run in float32
     precise = {id(p) for group in model.param_groups() if group.name in ("ssm", "dt") for p in group.parameters}
     for module in model.modules():
@@ -83,4 +91,19 @@ def time_generations(model: Model, prompts: Tensor, new_tokens: int, budget_ms: 
     decoder.advance()
     while len(found.total) < MIN_SAMPLES or (len(found.total) < MAX_SAMPLES and sum(found.total) < budget_ms):
         generate()
+    return found
+
+
+@torch.inference_mode()
+def time_peer(generate: Callable[[], object], device: torch.device, budget_ms: float) -> list[float]:
+    """Times in ms of a generation of another library, repeated as `time_generations` repeats ours."""
+    # compiles its kernels, and records a step where the library does so
+    generate()
+    found: list[float] = []
+    while len(found) < MIN_SAMPLES or (len(found) < MAX_SAMPLES and sum(found) < budget_ms):
+        synchronize(device)
+        start = time.perf_counter()
+        generate()
+        synchronize(device)
+        found.append(1e3 * (time.perf_counter() - start))
     return found

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from subquad.suite.bench.config import SpeedConfig, SpeedRun
-from subquad.suite.bench.generation import build_for_inference, time_generations
+from subquad.suite.bench.generation import build_for_inference, default_dtype, time_generations, time_peer
 from subquad.suite.bench.measure import SEED, Unavailable, sample
 from subquad.suite.bench.series import Series
 from subquad.suite.contracts import Batch
@@ -194,10 +194,9 @@ class ModelTimer(Series):
         speed, add = self.run.speed, self.outcome.add
         add("time", "ms", statistics.median(samples), slice=part, samples=samples)
         if speed.measure != "layer":
-            tokens = speed.batch(length) * (length if speed.measure == "train" else 1)
-            rates = [1e3 * tokens / ms for ms in samples]
-            metric = "train_throughput" if speed.measure == "train" else "decode_throughput"
-            add(metric, "tokens/s", statistics.median(rates), slice=part, samples=rates)
+            positions = {"train": length, "generate": speed.new_tokens or 0}.get(speed.measure, 1)
+            rates = [1e3 * speed.batch(length) * positions / ms for ms in samples]
+            add(f"{speed.measure}_throughput", "tokens/s", statistics.median(rates), slice=part, samples=rates)
         if peak is not None:
             add("peak_memory", "bytes", float(peak), slice=part)
 
@@ -229,7 +228,9 @@ class ModelTimer(Series):
     def _add_peer(self, library: str, length: int, part: str) -> None:
         speed, add = self.run.speed, self.outcome.add
         torch.manual_seed(SEED)
-        with self.device:
+        generates = speed.measure == "generate"
+        half = generates and speed.precision == "bf16"
+        with default_dtype(torch.bfloat16 if half else torch.float32), self.device:
             model = self.run.model.build_peer(library, speed.spec(length)).to(self.device)
         count = sum(parameter.numel() for parameter in model.parameters())
         ours = self._measured("num_parameters", "")
@@ -241,15 +242,27 @@ class ModelTimer(Series):
             )
         if length == speed.lengths[0]:
             add("num_parameters", "count", count, slice=f"against={library},version={model.version}")
-        step = self.makers[speed.measure](model, speed, length, self.device)
-        call, peak, recorded = self._recorded_or_called(step)
-        samples = sample(call, self.device, self.budget_ms)
+        if generates:
+            samples, peak = self._generated(model, length)
+        else:
+            step = self.makers[speed.measure](model, speed, length, self.device)
+            call, peak, recorded = self._recorded_or_called(step)
+            samples = sample(call, self.device, self.budget_ms)
+            if self.device.type == "cuda":
+                add("recorded", "", float(recorded), slice=part)
         self._add_times(length, part, samples, peak)
-        if self.device.type == "cuda":
-            add("recorded", "", float(recorded), slice=part)
         own = self._measured("time", f"length={length}")
         if own is not None:
             add("speedup", "ratio", statistics.median(samples) / own, slice=part)
+
+    def _generated(self, model: Any, length: int) -> tuple[list[float], int | None]:
+        """Times (ms) of another library's generation, in its own way, and the bytes at its peak."""
+        speed = self.run.speed
+        prompts = random_inputs(speed, self.device, speed.batch(length), length)
+        model.eval()
+        reset_peak_memory(self.device)
+        samples = time_peer(lambda: model.generate(prompts, speed.new_tokens), self.device, self.budget_ms)
+        return samples, torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
     def _measured(self, metric: str, part: str) -> float | None:
         """A value that this run has measured of our model."""

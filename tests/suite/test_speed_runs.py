@@ -403,7 +403,32 @@ def test_a_peer_that_is_missing_or_of_another_size_is_a_row_that_says_so(tmp_pat
 def test_a_grid_without_peers_keeps_its_identity():
     assert "against" not in one().resolved["speed"]
     assert one(against=["fla"]).run_id != one().run_id
-    with pytest.raises(ValueError, match="against: other libraries are timed with measure train or layer, not decode"):
+    with pytest.raises(
+        ValueError, match="against: other libraries are timed with measure train, layer or generate, not decode"
+    ):
         one(measure="decode", against=["fla"])
     with pytest.raises(ValueError, match="against"):
         one(against=["flax"])
+
+
+def test_a_peer_generates_in_its_own_way_behind_the_same_prompts(tmp_path, monkeypatch):
+    asked = []
+
+    class Generates(Peer):
+        def generate(self, prompts, new_tokens):
+            assert not self.training
+            assert torch.get_default_dtype() == torch.float32
+            asked.append((tuple(prompts.shape), new_tokens, next(self.network.parameters()).dtype))
+            return prompts
+
+    build = lambda config, library, spec: Generates(config.build(spec))  # noqa: E731
+    monkeypatch.setattr(MODELS.load("gla"), "build_peer", build)
+    speed = {"measure": "generate", "lengths": [5], "batch_size": 2, "tokens": None, "new_tokens": 3}
+    finished, rows = measured(tmp_path, against=["mamba_ssm"], precision="bf16", **speed)
+    assert finished.status == "ok", finished.error
+    assert set(asked) == {((2, 5), 3, torch.bfloat16)}
+    time, rate = (rows[name, "length=5,against=mamba_ssm"] for name in ("time", "generate_throughput"))
+    assert [ms * tokens for ms, tokens in zip(time["samples"], rate["samples"], strict=True)] == pytest.approx(
+        [2 * 3 * 1e3] * len(time["samples"])
+    )
+    assert rows["speedup", "length=5,against=mamba_ssm"]["value"] > 0

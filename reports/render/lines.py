@@ -34,7 +34,6 @@ from subquad.reports.render.sheet import (
 from subquad.suite.settings.grid import lookup, order
 
 MARKERS = "osD^vP*XhX"
-STYLES = ("-", "--", "-.", ":")
 MOST_LINES = 8
 """More rows than these have a panel each."""
 NARROWEST: Mapping[Width, float] = {"page": 1.3, "column": 1.25}
@@ -50,6 +49,8 @@ class Panel:
     series: tuple[Series, ...]
     behind: tuple[Series, ...] = ()
     """Rows that are drawn in grey, to be compared with."""
+    note: str = ""
+    """Why the line of a row ends before the others."""
 
 
 def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
@@ -73,7 +74,10 @@ def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
     looks = dict.fromkeys(rows, (OURS, "")) if apart else _looks(rows)
     y_label = figure.spec.y_label or figure.spec.y.replace("_", " ")
     heading = Heading(words.title, words.details, _x_label(report), y_label, words.note)
-    canvas = sheet(width, body, heading, _legend(figure, looks, apart, report))
+    chance = _chance(report)
+    legend = _legend(figure, looks, apart)
+    legend += [(Line2D([], [], ls=":", lw=0.9, color="black"), "chance")] * (chance is not None)
+    canvas = sheet(width, body, heading, legend)
     grid = canvas.subplots(down, across, sharex=apart, sharey=True, squeeze=False)
     axes = [ax for line in grid for ax in line]
     for ax, panel, title in zip(axes, panels, titles, strict=False):
@@ -81,6 +85,10 @@ def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
             ax.plot(*axis.line(series), color="#d0d0d0", lw=0.6, zorder=1)
         for series in panel.series:
             _draw_series(ax, axis, series, looks[series.label], apart)
+        if panel.note:
+            ax.text(0.97, 0.6, verbatim(panel.note), transform=ax.transAxes, ha="right", color=GREY, fontsize=SMALL)
+        if chance is not None:
+            ax.axhline(chance, color="black", lw=0.7, ls=":", zorder=1)
         axis.apply(ax)
         if figure.spec.y_log10:
             log_y(ax)
@@ -112,8 +120,22 @@ def _multiples(report: Report, published: bool) -> list[Panel]:
             decided = [cell for cell in report.cells if cell.row == row.label and cell.verdict in DECIDED]
             agree = sum(cell.verdict in AGREEING for cell in decided)
             title += f"  {agree}/{len(decided)}" if decided and not name else ""
-            found.append(Panel(title, (row,), () if published else tuple(o for o in series if o is not row)))
+            behind = () if published else tuple(other for other in series if other is not row)
+            found.append(Panel(title, (row,), behind, _ended(report, row)))
     return found
+
+
+def _ended(report: Report, row: Series) -> str:
+    """Why a row has no point beyond its last one: `oom past 16K`, or why the paper has none."""
+    if not row.points:
+        return ""
+    reason = row.ended
+    if not reason and not any(x == row.points[-1].x for x, _ in row.published[-1:]):
+        return ""
+    lost = [report.published.get((row.label, column)) for column in report.spec.columns]
+    if not reason and any(one is not None and one.value is None and one.note.startswith("oom") for one in lost):
+        reason = f"{report.spec.reference}: oom"
+    return f"{reason} past {short(row.points[-1].x)}" if reason else ""
 
 
 class _Axis:
@@ -179,25 +201,14 @@ def _draw_series(ax: Any, axis: _Axis, series: Series, look: tuple[str, str], ap
     color, marker = look
     x, y = axis.line(series)
     if x:
-        style = STYLES[0]
-        ax.plot(x, y, color=color, marker=marker or "o", ms=2.5 if apart else 3.5, lw=1.1, ls=style, zorder=3)
+        ax.plot(x, y, color=color, marker=marker or "o", ms=2.5 if apart else 3.5, lw=1.1, zorder=3)
         dots = [(at, value) for at, point in zip(x, series.points, strict=True) for value in point.seeds]
         if len(dots) > len(x):
             # seeds on the limit of an axis are shown whole
             ax.scatter(*zip(*dots, strict=True), s=5, color=color, alpha=0.55, linewidths=0, zorder=2, clip_on=False)
-        if series.ended:
-            text = f"{series.ended} past {short(series.points[-1].x)}" if apart else series.ended
-            ax.annotate(
-                verbatim(text),
-                (0.97, 0.6) if apart else (x[-1], y[-1]),
-                (0, 0) if apart else (3, 3),
-                xycoords="axes fraction" if apart else "data",
-                textcoords="offset points",
-                color=GREY if apart else color,
-                ha="right" if apart else "left",
-                va="center",
-                fontsize=SMALL,
-            )
+        if series.ended and not apart:
+            style: Any = {"textcoords": "offset points", "color": color, "va": "center", "fontsize": SMALL}
+            ax.annotate(verbatim(series.ended), (x[-1], y[-1]), (3, 3), **style)
     if series.published:
         theirs = sorted((axis.place[x], y) for x, y in series.published)
         ax.plot(
@@ -221,7 +232,7 @@ def _looks(rows: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {row: (colors[row], MARKERS[i % len(MARKERS)]) for i, row in enumerate(rows)}
 
 
-def _legend(figure: Figure, looks: Mapping[str, tuple[str, str]], apart: bool, report: Report) -> list[tuple[Any, str]]:
+def _legend(figure: Figure, looks: Mapping[str, tuple[str, str]], apart: bool) -> list[tuple[Any, str]]:
     series = [each for _, panel in figure.panels for each in panel]
     several = any(len(point.seeds) > 1 for each in series for point in each.points)
     found: list[tuple[Any, str]] = []
@@ -240,6 +251,12 @@ def _legend(figure: Figure, looks: Mapping[str, tuple[str, str]], apart: bool, r
         line = Line2D([], [], ls="--", lw=0.9, marker=mark, ms=4, mfc="none", color="black")
         found.append((line, figure.reference))
     return found
+
+
+def _chance(report: Report) -> float | None:
+    """The level of chance of a figure of percentages, if all columns have the same."""
+    levels = {report.spec.of(column, "chance") for column in report.spec.columns}
+    return levels.pop() if report.unit == "%" and len(levels) == 1 else None
 
 
 def _x_label(report: Report) -> str:

@@ -140,7 +140,7 @@ def draw_changes(changes: Sequence[Change], width: Width = "page") -> Canvas | N
     import matplotlib
     from matplotlib.lines import Line2D
 
-    from subquad.reports.render.sheet import SMALL, STYLE, TEXT, WIDTHS, Heading, sheet, verbatim, wrapped
+    from subquad.reports.render.sheet import SMALL, STYLE, TEXT, WIDTHS, Heading, settled, sheet, verbatim, wrapped
 
     if not changes:
         return None
@@ -196,7 +196,7 @@ def draw_changes(changes: Sequence[Change], width: Width = "page") -> Canvas | N
             ax.set_title(verbatim(device if shown[device] else f"{device}: no case changed"), loc="left", fontsize=TEXT)
             ax.tick_params(axis="y", length=0)
         _ratio_ticks(axes[-1])
-    return canvas
+        return settled(canvas)
 
 
 def _label(point: Point) -> str:

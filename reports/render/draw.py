@@ -21,7 +21,19 @@ from subquad.reports.render.frontier import draw_costs
 from subquad.reports.render.lines import draw_lines, ticks_of
 from subquad.reports.render.report import Report
 from subquad.reports.render.seeds import draw_seeds
-from subquad.reports.render.sheet import SMALL, STYLE, TEXT, Canvas, Heading, Width, filled, measure, sheet, verbatim
+from subquad.reports.render.sheet import (
+    SMALL,
+    STYLE,
+    TEXT,
+    Canvas,
+    Heading,
+    Width,
+    filled,
+    measure,
+    settled,
+    sheet,
+    verbatim,
+)
 from subquad.reports.render.tiles import draw_cells, draw_kernels, draw_successes
 
 
@@ -35,9 +47,9 @@ def draw(report: Report, width: Width = "page") -> Canvas | None:
             costs = columns_of(report)
             words = words_of(report, [cost.note for cost in costs if cost.note])
             drawing = draw_seeds if kind == "seeds" else draw_costs
-            return drawing(report, words, costs, width)
+            return settled(drawing(report, words, costs, width))
         others = {"lines": draw_lines, "cells": draw_cells, "kernels": draw_kernels, "successes": draw_successes}
-        return others[kind](report, words_of(report), width)
+        return settled(others[kind](report, words_of(report), width))
 
 
 def _kind(report: Report) -> str:
@@ -128,7 +140,7 @@ def draw_board(title: str, lines: Sequence[tuple[str, Mapping[str, int]]], width
             ax.spines[:].set_visible(False)
         grid[0][0].set_yticks(range(len(lines)), [verbatim(name) for name in names])
         grid[0][0].set_ylim(len(lines) - 0.5, -0.5)
-    return canvas
+        return settled(canvas)
 
 
 def _patch(name: str, color: str) -> Patch:

@@ -38,7 +38,7 @@ def draw_speed(points: Sequence[Point], width: Width = "page") -> Canvas | None:
     from matplotlib.lines import Line2D
 
     from subquad.reports.render.lines import MARKERS
-    from subquad.reports.render.sheet import SMALL, STYLE, TEXT, WIDTHS, Heading, sheet, verbatim, wrapped
+    from subquad.reports.render.sheet import SMALL, STYLE, TEXT, WIDTHS, Heading, settled, sheet, verbatim, wrapped
 
     measured = [point for point in points if point.share_of_floor is not None]
     if not measured:
@@ -82,7 +82,7 @@ def draw_speed(points: Sequence[Point], width: Width = "page") -> Canvas | None:
             ax.set_title(verbatim(where), loc="left", fontsize=TEXT)
             ax.tick_params(axis="y", length=0)
         axes[-1].set_xlim(left=0)
-    return canvas
+        return settled(canvas)
 
 
 def history(frame: pd.DataFrame, figure: Literal["changes", "shares"] | None = None) -> Document:

@@ -162,6 +162,22 @@ def sheet(width: Width, body: float, heading: Heading, legend: Sequence[tuple[An
     return canvas
 
 
+def settled(canvas: Canvas) -> Canvas:
+    """The canvas with its panels where the layout puts them, in steps of a hundredth of a point.
+
+    The solver of the layout gives other last digits in other processes, which would make other files.
+    """
+    canvas.draw_without_rendering()
+    places = {ax: ax.get_position().bounds for ax in canvas.axes}
+    canvas.set_layout_engine("none")
+    width, height = (7200 * inches for inches in canvas.get_size_inches())
+    for ax, (left, bottom, wide, high) in places.items():
+        steps = (left * width, bottom * height, wide * width, high * height)
+        x, y, dx, dy = map(round, steps)
+        ax.set_position((x / width, y / height, dx / width, dy / height))
+    return canvas
+
+
 def _write(canvas: Canvas, lines: Sequence[str], x: float, y: float, **style: Any) -> None:
     style = {"va": "top", "linespacing": LINE * 0.86, "in_layout": False, **style}
     canvas.text(x, y, verbatim("\n".join(lines)), **style)

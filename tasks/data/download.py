@@ -168,6 +168,8 @@ def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> Non
                 return
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
                 reason = " ".join(str(error).split())[:200]
+            except DataError:
+                raise
             except (requests.RequestException, ValueError, UnicodeError) as error:
                 # a redirect loop, a header that is none, an address that leads nowhere: it is so again next time
                 reason = " ".join(str(error).split())[:200]

@@ -146,7 +146,7 @@ def test_another_size_is_refused_before_anything_is_fetched(server, tmp_path):
 
 def test_a_refusal_says_what_to_do(server, tmp_path):
     server.status = 403
-    with pytest.raises(DataError, match=r"answered 403 .*--from FILE"):
+    with pytest.raises(DataError, match=r"^http\S+: the server answered 403 .*--from FILE\.$"):
         fetch(file_of(server), tmp_path / "set.tar")
     assert len(server.asked) == 1
 

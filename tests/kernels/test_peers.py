@@ -133,7 +133,11 @@ def case(workload: Workload, peer: str, shape: dict, backward: bool) -> Case:
 
 HEADS = {"B": 2, "T": 40, "H": 2, "K": 128, "V": 128}
 LINEAR = {"B": 2, "T": 40, "H": 2, "K": 16, "V": 24, "decay": "head-step"}
+GROUPS = {"B": 2, "T": 40, "H": 2, "G": 1, "K": 128, "V": 128, "decay": "head"}
 CALLS = [
+    *((delta_rule.WORKLOAD, peer, GROUPS) for peer in ("flash-qla", "flashinfer", "cudnn")),
+    (delta_rule.WORKLOAD, "flash-linear-attention", GROUPS),
+    (linear_attention.WORKLOAD, "mamba-ssm", {**LINEAR, "G": 1}),
     *((delta_rule.WORKLOAD, peer, {**HEADS, "decay": "head"}) for peer in ("flash-qla", "flashinfer", "cudnn")),
     (delta_rule.WORKLOAD, "flash-linear-attention + flash-qla", {**HEADS, "decay": "head"}),
     *((delta_rule.WORKLOAD, peer, {**HEADS, "decay": "key"}) for peer in ("flash-kda", "cudnn")),
@@ -145,7 +149,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize(
-    ("workload", "peer", "shape"), CALLS, ids=[f"{w.op}-{p}-{s.get('decay')}" for w, p, s in CALLS]
+    ("workload", "peer", "shape"), CALLS, ids=[f"{w.op}-{p}-{s.get('decay')}-{s.get('G')}" for w, p, s in CALLS]
 )
 def test_a_peer_gets_our_inputs_in_its_own_layout_and_scale(stand_ins, workload, peer, shape):
     gate(workload, case(workload, peer, shape, backward=find(workload, peer).backward), CPU)

@@ -34,7 +34,7 @@ NAME = r"[a-z0-9][a-z0-9-]{1,39}"
 PART = r"part-[0-9a-f]{16}\.parquet"
 LARGEST_PLUGIN = 256 * 1024
 LARGEST_PART = 32 * 1024**2
-"""Bytes of a file. The rows of the 27 runs of a board take about a hundredth of that."""
+"""Bytes of a plugin or a manifest, and of a part. The rows of the 27 runs of a board take about a hundredth of that."""
 IMPORTS = ("subquad", "torch", "numpy", "triton")
 """Packages that a submitted plugin may import beside the standard library: those that every check has."""
 
@@ -89,10 +89,15 @@ def plugin_identity(plugin: Path) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a submission. ValueError, which begins with its path, where it is missing or wrong."""
     path = folder / MANIFEST
+    # a link may lead to a device, which has no end
+    if path.is_symlink() or not path.is_file():
+        raise ValueError(f"{path}: missing, or no regular file; `submit` writes it")
+    if path.stat().st_size > LARGEST_PLUGIN:
+        raise ValueError(f"{path}: has {path.stat().st_size:,} bytes, at most {LARGEST_PLUGIN:,} are allowed")
     try:
         values = json.loads(path.read_text())
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror}); `submit` writes it") from None
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON ({' '.join(str(error).split())[:100]})") from None
     if not isinstance(values, dict):

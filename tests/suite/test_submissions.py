@@ -228,6 +228,14 @@ SPOILED = {
         ],
         "there is a model 'gla' already",
     ),
+    "a manifest without an end": (
+        lambda folder: [(folder / MANIFEST).unlink(), (folder / MANIFEST).symlink_to("/dev/zero")],
+        "manifest.json: missing, or no regular file",
+    ),
+    "a manifest of a megabyte": (
+        lambda folder: (folder / MANIFEST).write_text(" " * 2**20),
+        "manifest.json: has 1,048,576 bytes, at most 262,144 are allowed",
+    ),
     "no JSON": (lambda folder: (folder / MANIFEST).write_text("{"), "manifest.json: no JSON"),
     "an unknown field": (lambda folder: manifest_of(folder, verified=True), "verified: unknown key"),
     "a way out": (lambda folder: manifest_of(folder, part="../../../../x.parquet"), "part: "),

@@ -111,7 +111,11 @@ def build(
     beside: gives the reports of the experiments whose columns the figure shows as costs (`figure.costs`).
     """
     rows = as_rows(frame)
-    return report_of(config, folder, _name(rows, folder), load_runs(rows), scale=scale, planned=planned, beside=beside)
+    name = _name(rows, folder)
+    if config.reads:
+        # the rows name the experiment that made them
+        name = f"{name.rpartition('/')[0]}/{folder.resolve().name}".lstrip("/")
+    return report_of(config, folder, name, load_runs(rows), scale=scale, planned=planned, beside=beside)
 
 
 def report_of(
@@ -194,6 +198,7 @@ COST_METRICS = {
     "train_flops": "train flop",
     "inference_flops": "flop/token",
     "decode_flops": "decode flop/token",
+    "train_tokens": "tokens read",
     "train_throughput": "train tokens/s",
     "inference_throughput": "inference tokens/s",
     "decode_throughput": "decode tokens/s",
@@ -201,6 +206,8 @@ COST_METRICS = {
     "peak_rss": "peak process memory (B)",
 }
 """Metric to its column title, in the order of the columns."""
+SUMS = ("train_flops", "train_tokens")
+"""Metrics of all steps up to a step, of which the last one is that of the run."""
 AT_LENGTHS = ("state_size", "decode_flops")
 """Metrics whose slice names the length at which they were taken."""
 
@@ -246,10 +253,9 @@ def _cost(label: str, device: str, runs: Sequence[StoredRun]) -> Cost:
     for metric in COST_METRICS:
         samples: list[float] = []
         for run in runs:
-            # operations of training are those of all steps up to a step
             latest = max((value.step for value in run.values.of_metric(metric)), default=0)
             for value in run.values.of_metric(metric):
-                if value.value is None or (metric == "train_flops" and value.step < latest):
+                if value.value is None or (metric in SUMS and value.step < latest):
                     continue
                 if metric == "state_size":
                     length = value.slice

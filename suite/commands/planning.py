@@ -61,7 +61,7 @@ def resolved_runs(
         roots=[results, repository.reference],
     )
     runs = expand(
-        found.name,
+        found.rows,
         found.config,
         resolver,
         scale=scale,

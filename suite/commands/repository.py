@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -37,6 +37,11 @@ class Experiment(NamedTuple):
     config: ExperimentConfig
     path: Path
     """Its grid.yaml."""
+
+    @property
+    def rows(self) -> str:
+        """The name of the experiment under which its rows are stored: its own, or that of the one that it reads."""
+        return (PurePosixPath(self.name).parent / self.config.reads).as_posix() if self.config.reads else self.name
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,10 @@ class Repository:
         from subquad.suite.store import storage
 
         found = next((found for root in self.roots(results) if (found := storage.files([root], experiment))), [])
+        if not found and (grid := find_experiments(self.reports).get(experiment)) is not None:
+            rows = Experiment(experiment, load_experiment(grid), grid).rows
+            if rows != experiment:
+                return self.files(rows, results)
         if not found and results is None and self.unfetched and experiment in (KERNELS, *self.experiments()):
             self.require_reference(experiment)
         return found

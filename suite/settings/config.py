@@ -110,6 +110,9 @@ class ExperimentConfig(Config):
     """One `grid.yaml`."""
 
     title: str
+    reads: str = ""
+    """Name of the folder beside this one whose grid and rows this experiment shows, in a table of its own. It has no
+    runs of its own: what is not given here is as there, and `run` makes the rows of the other."""
     source: Source | None = None
     baseline: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Section to options that all runs share. Empty only where no scale can run."""
@@ -201,7 +204,27 @@ def load_experiment(path: Path, plugins: PluginNames = NO_PLUGINS) -> Experiment
         raise ValueError(f"{path}: the file is empty; expected a mapping with title, baseline, ...")
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected a mapping with title, baseline, ...; got {type(values).__name__}")
+    if isinstance(beside := values.get("reads"), str) and beside:
+        values = {**_grid_beside(path, beside), **values}
     return name_plugins(parse(ExperimentConfig, values, str(path)), plugins)
+
+
+OF_A_VIEW = frozenset({"title", "reads", "source", "table", "figure"})
+"""What an experiment that reads another one's rows has of its own."""
+
+
+def _grid_beside(path: Path, name: str) -> dict[str, Any]:
+    """The runs of the experiment whose rows the grid at this path reads. ValueError where there is none."""
+    other = path.parent.parent / name / "grid.yaml"
+    if "/" in name or not other.is_file():
+        raise ValueError(f"{path}: reads: there is no experiment {name!r} beside this one")
+    try:
+        found = read_yaml(other.read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        raise ValueError(f"{path}: reads: {other} cannot be read") from None
+    if not isinstance(found, dict) or "reads" in found:
+        raise ValueError(f"{path}: reads: {other} has no runs of its own")
+    return {key: value for key, value in found.items() if key not in OF_A_VIEW}
 
 
 def find_experiments(folder: Path) -> dict[str, Path]:

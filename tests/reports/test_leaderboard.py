@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from subquad.models import MODELS
-from subquad.run_suite import WORKLOADS
+from subquad.run_suite import REPOSITORY, WORKLOADS
 from subquad.suite.settings.config import load_experiment
 from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
@@ -60,3 +60,29 @@ def test_all_states_of_the_other_view_are_as_large():
     for name, network, task in networks("state"):
         if name not in OF_THEIR_OWN:
             assert network.state_size(task.length) == budget, name
+
+
+@pytest.mark.parametrize(("scale", "parameters"), [("paper", 15e6), ("60m", 60e6)])
+def test_all_networks_of_equal_minutes_have_as_many_parameters(scale, parameters):
+    grid = load_experiment(REPORTS / "leaderboard/minutes/grid.yaml")
+    resolver = Resolver(TASKS, MODELS, WORKLOADS, without_data=True)
+    runs = expand("leaderboard/minutes", grid, resolver, scale=scale, seeds=(0,), only=["task.length=1024"])
+    assert len(list(runs)) == len(grid.table.rows)
+    for run in runs:
+        with torch.device("meta"):
+            network = run.model.build(run.task.spec)
+        count = sum(parameter.numel() for parameter in network.parameters())
+        assert count == pytest.approx(parameters, rel=0.025), run.title
+
+
+def test_an_experiment_that_reads_anothers_rows_runs_and_shows_those(tmp_path):
+    """Its runs are those of the other under its name, so none is trained twice."""
+    minutes, flops = (REPOSITORY.experiment(f"leaderboard/{view}") for view in ("minutes", "flops"))
+    assert flops.rows == minutes.rows == minutes.name == "leaderboard/minutes"
+    assert flops.config.sweep == minutes.config.sweep
+    assert flops.config.table.columns != minutes.config.table.columns
+    lost = tmp_path / "some" / "grid.yaml"
+    lost.parent.mkdir()
+    lost.write_text("title: lost\nreads: nothing\n")
+    with pytest.raises(ValueError, match="no experiment 'nothing' beside this one"):
+        load_experiment(lost)

@@ -264,6 +264,7 @@ def test_the_cells_of_a_table_have_medians_as_numbers_and_the_best_row_first(mak
     times = [{**row, "metric": "time", "unit": "ms", "split": ""} for run in runs for row in run]
     times = [row for row in times if row["value"] is not None and row["value"] < 1000]
     report = make(times, config=grid(table=table, **cells), **NOTHING)
+    assert words_of(report).x_label == "time (ms, lower is better)"
     axes = draw(report).axes[0]
     assert rows_of(axes) == ["S4D", "H3"]
     assert axes.collections[0].get_array().ravel().tolist() == [1.0, 0.0]

@@ -18,7 +18,6 @@ from subquad.suite.bench.compare import Comparison
 from subquad.suite.bench.measure import Ceilings
 from subquad.suite.bench.run import Rows, Timing, Verdict
 from subquad.suite.store import storage
-from tests.reports.committed import HOME
 from tests.reports.drawn import faults, words
 
 CASE = Case("causal_conv1d", "triton", (("B", 8), ("T", 64), ("memory", "channel-first")), "bfloat16", True)
@@ -106,6 +105,8 @@ def changes(tmp_path, *runs):
         ([("a", [1.0, 1.0, 1.3]), ("b", [0.9, 1.2, 1.4])], "unclear"),
         # two runs of the earlier commit differ by as much
         ([("a", [1.0] * 3), ("a", [1.3] * 3), ("b", [1.6] * 3)], "unclear"),
+        # a newest commit that was measured twice is compared with the one before
+        ([("a", [1.0] * 3), ("b", [1.2] * 3), ("b", [1.21] * 3)], "slower"),
         # of several commits the last two are compared
         ([("a", [9.0] * 3), ("b", [1.0] * 3), ("c", [1.2] * 3)], "slower"),
     ],
@@ -128,27 +129,6 @@ def test_a_change_names_what_else_differs_and_how_the_others_changed(tmp_path):
         canvas = document.draw(width)
         assert faults(canvas) == []
         assert "0 slower, 0 faster, 1 unclear, 0 unchanged" in words(canvas)
-
-
-def test_committed_changes_and_shares_can_be_read_and_name_every_device():
-    stored = storage.read(storage.files([HOME / "results" / "reference"], "kernels"))
-    stored = stored[stored["scale"].isin(["quick", "paper"])]
-    devices = set(stored["device"])
-    assert len(devices) > 1
-    # the shares of one operator, because those of all take long to draw
-    few = stored[stored["task"].isin(["causal_conv1d", "lti_ssm_step"])]
-    for document in (history(stored, "changes"), history(few, "shares")):
-        canvas = document.draw("column")
-        assert faults(canvas) == []
-        assert all(device in words(canvas) for device in devices)
-
-
-def test_no_committed_time_is_below_its_floor():
-    """Float32 products on matrix units were at 204 % of a floor that knew plain float32 alone."""
-    points = points_of(storage.read(storage.files([HOME / "results" / "reference"], "kernels")))
-    shares = {(point.key, point.commit): point.share_of_floor for point in points if point.share_of_floor}
-    assert len(shares) > 300
-    assert {place: share for place, share in shares.items() if share > 105} == {}
 
 
 def test_only_floors_of_plain_float32_products_are_computed_again():

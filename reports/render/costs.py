@@ -6,11 +6,19 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from subquad.reports.render.report import Report
+from subquad.reports.render.report import SUMS, Report
+from subquad.reports.render.rows import StoredRun
 from subquad.suite.settings.report_spec import CostSpec
 
-FACTORS = {"state_size": 4 / 1024, "num_parameters": 1e-3, "peak_memory": 2.0**-30}
-"""Metric to the factor by which its values are shown: KiB of numbers in fp32, thousands of parameters, GiB."""
+FACTORS = {
+    "state_size": 4 / 1024,
+    "num_parameters": 1e-3,
+    "peak_memory": 2.0**-30,
+    "train_flops": 1e-15,
+    "train_tokens": 1e-6,
+}
+"""Metric to the factor by which its values are shown: KiB of numbers in fp32, thousands of parameters, GiB, 10^15
+operations, millions of tokens."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +54,19 @@ def _own(report: Report, cost: CostSpec) -> CostColumn:
     values: dict[str, float] = {}
     for cell in report.cells:
         shown = [run for run in map(runs.get, cell.run_ids) if run is not None]
-        measured = [v.value for run in shown for v in run.values.of_metric(cost.metric) if v.value is not None]
+        measured = [value for run in shown for value in _measured(run, cost.metric)]
         if measured:
             value = FACTORS.get(cost.metric, 1.0) * statistics.median(measured)
             values[cell.row] = max(values.get(cell.row, value), value)
     return CostColumn(cost.label, values)
+
+
+def _measured(run: StoredRun, metric: str) -> list[float]:
+    """All values of a metric of a run; of one that adds up over the training, the last."""
+    found = run.values.of_metric(metric)
+    if metric in SUMS:
+        found = sorted(found, key=lambda value: value.step)[-1:]
+    return [value.value for value in found if value.value is not None]
 
 
 def _other(shown: Report, cost: CostSpec) -> CostColumn | None:

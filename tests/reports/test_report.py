@@ -123,3 +123,15 @@ def test_provenance_names_commits_and_marks_uncommitted_ones(make):
     assert "commit: 0123456789, 0123456789-dirty" in report.provenance
     assert "dates: 2026-03-01 to 2026-03-04" in report.provenance
     assert "runs: 2" in report.provenance
+
+
+def test_costs_that_add_up_over_the_training_are_those_of_its_end(make):
+    """A row stands at every evaluation, and their median would be half of it."""
+    runs = three()
+    for rows in runs:
+        rows[:0] = [
+            {**rows[0], "metric": "train_flops", "unit": "flop", "split": "", "value": 1e9 * step, "step": step}
+            for step in (50, 100)
+        ]
+    (cost,) = make(*runs).costs
+    assert cost.values["train_flops"] == (1e11, 1e11, 1e11)

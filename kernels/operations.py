@@ -65,8 +65,9 @@ def counted(
     """Decorator of an operator, or of a step of it, whose operations `count_operations` counts.
 
     name:    the workload in the table `kernels.OPERATORS` whose `shape_of` and `cost` say how many there are.
-    results: empty results of a call from its arguments by name; None: the operator is carried out to find their shapes,
-             once for equal arguments. It is for an operator whose PyTorch code takes one step after the other.
+    results: empty results of a call from its arguments by name. Without it, or where it gives None, the operator is
+             carried out to find their shapes, once for equal arguments, which takes seconds for long sequences where
+             its PyTorch code takes one chunk after the other.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -89,12 +90,29 @@ def counted(
             key = function, tuple(_description(leaf) for leaf in leaves), tuple(kwargs)
             # fake tensors of torch may only meet tensors that were made in the mode that made them
             mode = getattr(tensors[0], "fake_mode", None) or contextlib.nullcontext()
-            found = _results(key, lambda: results(given.arguments) if results else function(*args, **kwargs), mode)
+
+            def call() -> Any:
+                found = None if results is None else results(given.arguments)
+                return function(*args, **kwargs) if found is None else found
+
+            found = _results(key, call, mode)
             return tree_unflatten(list(_Uncomputed.apply(found.leaves, *tensors)), found.structure)
 
         return operator
 
     return decorate
+
+
+def with_state(y: Tensor, inputs: Mapping[str, Any], *state: int, dtype: torch.dtype | None = None) -> Any:
+    """Results of an operator: y, and a state of this shape where the call asks for it; None for packed sequences.
+
+    dtype: of the state; None: that of y, float32 at least.
+    """
+    if inputs.get("cu_seqlens") is not None:
+        return None
+    if not inputs["return_final_state"]:
+        return y
+    return y, y.new_empty(state, dtype=dtype or torch.promote_types(y.dtype, torch.float32))
 
 
 @functools.cache

@@ -11,7 +11,8 @@ one decay a head), Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692; one d
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from subquad.kernels.gated_linear_attention.packed import (
     sequence_ends,
     states_of_all,
 )
-from subquad.kernels.operations import counted
+from subquad.kernels.operations import counted, with_state
 
 __all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step", "obstacle"]
 
@@ -76,7 +77,13 @@ def obstacle(
     return f"takes at most K={most} {'in bfloat16' if half else 'unless q, k and v are bfloat16'}"
 
 
-@counted("delta_rule")
+def _empty_results(inputs: Mapping[str, Any]) -> Any:
+    """Results of `delta_rule` without values."""
+    v = inputs["v"]
+    return with_state(torch.empty_like(v), inputs, v.shape[0], v.shape[2], inputs["q"].shape[-1], v.shape[-1])
+
+
+@counted("delta_rule", results=_empty_results)
 def delta_rule(
     q: Tensor,
     k: Tensor,

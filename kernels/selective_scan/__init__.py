@@ -16,7 +16,7 @@ Departures from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_shapes
-from subquad.kernels.operations import counted
+from subquad.kernels.operations import counted, with_state
 from subquad.kernels.selective_scan.chunked import selective_scan_chunked
 
 __all__ = ["selective_scan", "selective_scan_step"]
@@ -35,7 +35,15 @@ MAX_STATES_TRITON = 64
 """Maximum N of the Triton kernels."""
 
 
-@counted("selective_scan")
+def _empty_results(inputs: Mapping[str, Any]) -> Any:
+    """Results of `selective_scan` without values."""
+    x, A = inputs["x"], inputs["A"]
+    wide = torch.promote_types(x.dtype, torch.float32)
+    state = torch.promote_types(wide, A.dtype) if A.is_complex() else wide
+    return with_state(torch.empty_like(x), inputs, x.shape[0], *A.shape, dtype=state)
+
+
+@counted("selective_scan", results=_empty_results)
 def selective_scan(
     x: Tensor,
     dt: Tensor,

@@ -28,7 +28,7 @@ from torch import Tensor
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_shapes
-from subquad.kernels.operations import counted
+from subquad.kernels.operations import counted, with_state
 from subquad.kernels.slstm.reference import EMPTY, advance, slstm_reference
 
 __all__ = ["EMPTY", "empty_state", "slstm", "slstm_step"]
@@ -40,11 +40,7 @@ MAX_WIDTH = 64
 def _empty_results(inputs: Mapping[str, Any]) -> Any:
     """Results of `slstm` without values."""
     x = inputs["x"]
-    y = x.new_empty(x.shape[0], x.shape[1], *x.shape[3:])
-    if not inputs["return_final_state"]:
-        return y
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return y, x.new_empty(x.shape[0], *x.shape[2:], dtype=wide)
+    return with_state(x.new_empty(x.shape[0], x.shape[1], *x.shape[3:]), inputs, x.shape[0], *x.shape[2:])
 
 
 @counted("slstm", results=_empty_results)

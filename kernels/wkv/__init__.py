@@ -15,7 +15,8 @@ same sums have many (a, b, p), so p counts as a constant: it has no gradient, as
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,14 +24,20 @@ from torch import Tensor
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_shapes
-from subquad.kernels.operations import counted
+from subquad.kernels.operations import counted, with_state
 from subquad.kernels.wkv.chunked import EMPTY, wkv_chunked
 from subquad.kernels.wkv.reference import advance, read
 
 __all__ = ["EMPTY", "empty_state", "wkv", "wkv_step"]
 
 
-@counted("wkv")
+def _empty_results(inputs: Mapping[str, Any]) -> Any:
+    """Results of `wkv` without values."""
+    v = inputs["v"]
+    return with_state(torch.empty_like(v), inputs, v.shape[0], 3, v.shape[2])
+
+
+@counted("wkv", results=_empty_results)
 def wkv(
     k: Tensor,
     v: Tensor,

@@ -313,6 +313,10 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
             "a value is the median of raw samples, without the digits that their spread leaves open; spread: half the "
             "distance between their quartiles, over the median"
         )
+    if budgets := sorted({seconds for run in runs if (seconds := lookup(run.config, "train.budget.seconds"))}):
+        times = " or ".join(f"{seconds:g} s" for seconds in budgets)
+        devices = ", ".join(sorted({run.device for run in runs}))
+        notes.append(f"each run trained for {times}, so the values hold for {devices} alone")
     if NOISY in used:
         notes.append(f"{NOISY} half the distance between the quartiles is above {LARGE_SPREAD:.0%} of the median")
     if any(cell.unit in DEVICE_UNITS for cell in cells):

@@ -129,6 +129,7 @@ def test_tasks_with_local_data_are_asked_and_stored(kept, tasks, command_line, m
     rows = {(row["task"], row["metric"]): row["value"] for row in storage.load(path).to_pylist()}
     assert rows["next-letters", "acc"] == pytest.approx(2 / 3)
     assert rows[next(key for key in rows if key[0] == "word-end" and key[1].startswith("exact_match"))] == 1.0
+    assert rows["", "inference_flops"] > 0
     assert endings.ending(path).status == "ok"
 
 

@@ -15,10 +15,11 @@ FACTORS = {
     "num_parameters": 1e-3,
     "peak_memory": 2.0**-30,
     "train_flops": 1e-15,
+    "train_throughput": 1e-3,
     "train_tokens": 1e-6,
 }
 """Metric to the factor by which its values are shown: KiB of numbers in fp32, thousands of parameters, GiB, 10^15
-operations, millions of tokens."""
+operations, thousands of tokens a second, millions of tokens. The label of the cost says so."""
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,10 @@ def finding(report: Report) -> str:
     select = report.config.select
     if select is None or select.success is None or report.unit != "%":
         return ""
-    columns = {cell.column for cell in report.cells if cell.values}
+    columns = {cell.column for cell in report.cells if cell.values and cell.unit == "%"}
     rows: dict[str, list[Cell]] = {}
     for cell in report.cells:
-        if cell.values:
+        if cell.column in columns and cell.values:
             rows.setdefault(cell.row, []).append(cell)
     complete = {row: cells for row, cells in rows.items() if len(cells) == len(columns)}
     if len(complete) < 2 or min(len(cell.values) for cells in complete.values() for cell in cells) < 2:

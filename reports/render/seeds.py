@@ -77,8 +77,20 @@ def lines_of(report: Report) -> dict[tuple[str, str], Line]:
             found[cell.row, cell.column] = Line(cell.values, succeeded, paper)
     if any(line.paper is not None for line in found.values()):
         return found
-    order = {row: i for i, row in enumerate(ranked(found, lower_is_better(report)))}
+    alike = {place: line for place, line in found.items() if has_main_metric(report, place[1])}
+    rows = dict.fromkeys([*ranked(alike, lower_is_better(report)), *(row for row, _ in found)])
+    order = {row: i for i, row in enumerate(rows)}
     return dict(sorted(found.items(), key=lambda item: order[item[0][0]]))
+
+
+def has_main_metric(report: Report, column: str) -> bool:
+    """Whether a column shows the metric of the table and none of its own, so that thresholds and ranks apply to it."""
+    return bool(report.spec.of(column, "metric") == report.spec.metric)
+
+
+def is_percent(report: Report, column: str) -> bool:
+    """Whether the numbers of a column are percentages."""
+    return any(cell.unit == "%" for cell in report.cells if cell.column == column and cell.values)
 
 
 def lower_is_better(report: Report) -> bool:
@@ -89,7 +101,7 @@ def lower_is_better(report: Report) -> bool:
 def succeeds(report: Report, cell: Cell, value: float) -> bool | None:
     """Whether a seed reaches `select.success`, or else the paper's number; None where neither is there to judge it."""
     select = report.config.select
-    if select is not None and select.success is not None:
+    if select is not None and select.success is not None and has_main_metric(report, cell.column):
         sign = -1 if smaller_is_better(report.spec.of(cell.column, "metric")) else 1
         return sign * value >= sign * select.success
     if cell.published is not None and cell.verdict in DECIDED:
@@ -161,7 +173,8 @@ def _title(report: Report, column: str, lines: Sequence[Line | None], room: floa
     select = report.config.select
     measured = [line for line in lines if line is not None and line.values]
     count = ""
-    if select is not None and select.success is not None and len(measured) > 1:
+    judged = select is not None and select.success is not None and has_main_metric(report, column)
+    if judged and len(measured) > 1:
         count = f"{sum(all(line.succeeded) for line in measured)} of {len(measured)}"
         whole = f"{count} with every seed"
         count = whole if measure(whole, SMALL) < room else count
@@ -175,7 +188,7 @@ def _cost_width(cost: CostColumn, rows: Sequence[str]) -> float:
 
 
 def _panel(ax: Any, report: Report, lines: Sequence[Line | None], column: str, room: float) -> None:
-    percent = report.unit == "%"
+    percent = is_percent(report, column)
     chance = report.spec.of(column, "chance")
     several = max((len(line.values) for line in lines if line is not None), default=1) > 1
     for y, line in enumerate(lines):

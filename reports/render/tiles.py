@@ -31,7 +31,7 @@ from subquad.reports.render.figure import KernelPanel
 from subquad.reports.render.finding import Words
 from subquad.reports.render.judge import Cell, rank, setting_text
 from subquad.reports.render.report import Report
-from subquad.reports.render.seeds import lines_of, ranked, succeeds
+from subquad.reports.render.seeds import has_main_metric, is_percent, lines_of, ranked, succeeds
 from subquad.reports.render.sheet import (
     SMALL,
     TEXT,
@@ -127,7 +127,8 @@ def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Se
     most = max(len(cell.values) for cell in cells.values())
     unit = f", {report.unit}" if report.unit else ""
     number = "median over seeds" if most > 1 else "value"
-    if report.unit == "%" and None not in chances.values() and len(set(chances.values())) > 1:
+    every = all(is_percent(report, column) and has_main_metric(report, column) for column in columns)
+    if every and None not in chances.values() and len(set(chances.values())) > 1:
         shares = {
             place: min(max((cell.median - chances[place[1]]) / (100 - chances[place[1]]), 0.0), 1.0)
             for place, cell in cells.items()
@@ -135,7 +136,7 @@ def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Se
         }
         note = f"Number: {number}{unit}. Colour: (median - chance) / (100 - chance), dark is 100 %, light is chance."
         return Colouring(shares, note, shows_chance=True)
-    if report.unit == "%" and select is not None and select.success is not None and most > 1:
+    if every and select is not None and select.success is not None and most > 1:
         counts = {
             place: sum(bool(succeeds(report, cell, value)) for value in cell.values) for place, cell in cells.items()
         }
@@ -155,18 +156,14 @@ def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Se
             place: cell.median for place, cell in cells.items() if place[1] == column and cell.median is not None
         }
         found |= dict(zip(medians, _shades(list(medians.values()), report, column), strict=True))
-    scale = (
-        "from 0 to 100 %"
-        if report.unit == "%"
-        else "from the worst (light) to the best (dark) of a column, logarithmic"
-    )
+    scale = "from 0 to 100 %" if every else "from the worst (light) to the best (dark) of a column, logarithmic"
     return Colouring(found, f"Number: {number}{unit}. Colour: {scale}.")
 
 
 def _rows(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequence[str]) -> list[str]:
     """The rows that have a value, the best first."""
     rows = list(dict.fromkeys(row for row, _ in cells))
-    if report.unit == "%":
+    if all(is_percent(report, column) and has_main_metric(report, column) for column in columns):
         lines = {place: line for place, line in lines_of(report).items() if place in cells}
         return ranked(lines, bool(smaller_is_better(report.spec.metric)))
     shared = [column for column in columns if all((row, column) in cells for row in rows)]
@@ -180,7 +177,7 @@ def _rows(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequen
 
 def _scaled(median: float, report: Report, column: str) -> float:
     """A median on the scale of the colours, where larger is better."""
-    scaled = median if report.unit == "%" else math.log(median) if median > 0 else -math.inf
+    scaled = median if is_percent(report, column) else math.log(median) if median > 0 else -math.inf
     return -scaled if smaller_is_better(report.spec.of(column, "metric")) else scaled
 
 
@@ -189,7 +186,7 @@ def _shades(medians: Sequence[float], report: Report, column: str) -> list[float
     scaled = [_scaled(median, report, column) for median in medians]
     finite = [value for value in scaled if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
-    if report.unit == "%":
+    if is_percent(report, column):
         low, high = (-100.0, 0.0) if smaller_is_better(report.spec.of(column, "metric")) else (0.0, 100.0)
     # equal medians are all the best
     return [min(max((value - low) / (high - low), 0.0), 1.0) if high > low else value - low + 1.0 for value in scaled]

@@ -121,7 +121,9 @@ class CostSpec(Config):
     label: str
     """In words, with the unit in which it is shown: `state (KiB)`."""
     metric: str = ""
-    """A metric of the table's own runs, such as `state_size`: their median. States are shown in KiB of fp32."""
+    """A metric of the table's own runs: their median. States (`state_size`) are shown in KiB of fp32, parameters
+    (`num_parameters`) in thousands, memory (`peak_memory`) in GiB, `train_throughput` in K tokens/s, `train_tokens`
+    in millions and `train_flops` in 10^15; every other metric as it is stored."""
     experiment: str = ""
     """Another experiment, whose rows have the same labels."""
     column: str = ""
@@ -170,6 +172,8 @@ class FigureSpec(Config):
             raise ValueError("x: a figure of kind lines needs one, such as slice.length")
         if self.kind in ("kernels", "successes") and self.x:
             raise ValueError(f"x: a figure of kind {self.kind} has none, got {self.x!r}")
+        if self.kind in ("seeds", "costs", "cells") and self.x.startswith("metric."):
+            raise ValueError(f"x: a figure of kind {self.kind} shows what its rows cost in `costs`, got {self.x!r}")
         if self.kind == "costs" and not self.costs:
             raise ValueError(
                 "costs: a figure of kind costs needs one, such as {metric: state_size, label: state (KiB)}"

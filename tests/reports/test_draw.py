@@ -289,6 +289,33 @@ def test_the_colour_of_a_cell_counts_the_seeds_that_succeed_or_leaves_chance_out
     assert "IH, chance 20" in words(canvas)
 
 
+@pytest.mark.parametrize("kind", ["seeds", "cells"])
+def test_a_column_of_another_metric_has_its_own_axis_and_no_threshold(make, kind):
+    runs = []
+    for name, test, loss in (("s4d", 1.0, 2.5), ("h3", 0.5, 1.5)):
+        for seed in range(2):
+            run = make_run(name, "induction-heads", seed, test, valid={100: test}, loss={100: loss})
+            runs.append([{**row, "split": "test" if row["metric"] == "loss" else row["split"]} for row in run])
+    table = {
+        "rows": {"H3": {"model.name": "h3"}, "S4D": {"model.name": "s4d"}},
+        "columns": {"IH": {"chance": 5.0}, "loss (nats)": {"metric": "loss"}},
+    }
+    sweep = {"model.name": ["s4d", "h3"], "train.lr": [5e-4, 1e-2]}
+    select = {**SELECT, "success": 99.0}
+    report = make(*runs, config=grid(table=table, sweep=sweep, select=select, figure={"kind": kind}), **NOTHING)
+    axes = draw(report).axes
+    if kind == "cells":
+        # the best of each column is dark
+        assert axes[0].collections[0].get_array().tolist() == [[1.0, 0.0], [0.5, 1.0]]
+        return
+    assert rows_of(axes[0]) == ["S4D", "H3"]
+    assert axes[0].get_xlim() == (-3, 103)
+    low, high = axes[1].get_xlim()
+    assert 1 < low < high < 3
+    assert [ax.get_title(loc="left") for ax in axes] == ["IH\n1 of 2 with every seed", "loss (nats)"]
+    assert finding(report) == "one of 2 models solves the setting with every seed"
+
+
 @pytest.mark.parametrize("kind", ["lines", "seeds", "cells"])
 def test_any_name_of_a_row_or_a_column_is_drawn_letter_by_letter(make, kind, tmp_path):
     names = ["_S4D", "$H_3$ \\alpha & <b>"]

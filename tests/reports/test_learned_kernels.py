@@ -172,6 +172,6 @@ def test_the_start_is_a_column_of_its_own(make):
 
 
 def test_a_figure_of_kernels_has_no_x_and_every_other_one_has():
-    for options in ({"kind": "kernels", "x": "step"}, {"kind": "lines"}):
+    for options in ({"kind": "kernels", "x": "step"}, {"kind": "lines"}, {"kind": "cells", "x": "metric.state_size"}):
         with pytest.raises(ValueError, match="a figure of kind"):
             FigureSpec(**options)

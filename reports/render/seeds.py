@@ -77,14 +77,15 @@ def lines_of(report: Report) -> dict[tuple[str, str], Line]:
             found[cell.row, cell.column] = Line(cell.values, succeeded, paper)
     if any(line.paper is not None for line in found.values()):
         return found
-    alike = {place: line for place, line in found.items() if has_main_metric(report, place[1])}
+    # percentages are never averaged with other numbers
+    alike = {place: line for place, line in found.items() if is_percent(report, place[1]) == (report.unit == "%")}
     rows = dict.fromkeys([*ranked(alike, lower_is_better(report)), *(row for row, _ in found)])
     order = {row: i for i, row in enumerate(rows)}
     return dict(sorted(found.items(), key=lambda item: order[item[0][0]]))
 
 
 def has_main_metric(report: Report, column: str) -> bool:
-    """Whether a column shows the metric of the table and none of its own, so that thresholds and ranks apply to it."""
+    """Whether a column shows the metric of the table and none of its own, so that its threshold applies."""
     return bool(report.spec.of(column, "metric") == report.spec.metric)
 
 

@@ -127,7 +127,7 @@ def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Se
     most = max(len(cell.values) for cell in cells.values())
     unit = f", {report.unit}" if report.unit else ""
     number = "median over seeds" if most > 1 else "value"
-    every = all(is_percent(report, column) and has_main_metric(report, column) for column in columns)
+    every = all(is_percent(report, column) for column in columns)
     if every and None not in chances.values() and len(set(chances.values())) > 1:
         shares = {
             place: min(max((cell.median - chances[place[1]]) / (100 - chances[place[1]]), 0.0), 1.0)
@@ -136,7 +136,8 @@ def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Se
         }
         note = f"Number: {number}{unit}. Colour: (median - chance) / (100 - chance), dark is 100 %, light is chance."
         return Colouring(shares, note, shows_chance=True)
-    if every and select is not None and select.success is not None and most > 1:
+    main = every and all(has_main_metric(report, column) for column in columns)
+    if main and select is not None and select.success is not None and most > 1:
         counts = {
             place: sum(bool(succeeds(report, cell, value)) for value in cell.values) for place, cell in cells.items()
         }
@@ -163,7 +164,7 @@ def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Se
 def _rows(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequence[str]) -> list[str]:
     """The rows that have a value, the best first."""
     rows = list(dict.fromkeys(row for row, _ in cells))
-    if all(is_percent(report, column) and has_main_metric(report, column) for column in columns):
+    if all(is_percent(report, column) for column in columns):
         lines = {place: line for place, line in lines_of(report).items() if place in cells}
         return ranked(lines, bool(smaller_is_better(report.spec.metric)))
     shared = [column for column in columns if all((row, column) in cells for row in rows)]

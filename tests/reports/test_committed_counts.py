@@ -48,5 +48,5 @@ def test_the_documents_count_what_the_scoreboard_counts():
     counted: dict[str, Report] = {report.experiment: report for report in board.reports}
     for name in ROWS.experiments:
         assert count(counted[name]) == ROWS.count(name), name
-    with (HOME / "quotes.csv").open(newline="") as file:
+    with (HOME / "docs" / "quotes.csv").open(newline="") as file:
         assert sum("four papers" in line["query"] for line in csv.DictReader(file)) > 10

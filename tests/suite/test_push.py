@@ -63,6 +63,9 @@ def hub(monkeypatch, tmp_path):
     server.calls, server.made, server.files = [], [], {}
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("HF_ENDPOINT", server.address)
+    # the library reads the variable when it is imported, which another test of this process may have done
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.address)
+    monkeypatch.setattr("huggingface_hub.constants.HF_URL_HOSTS", frozenset({"127.0.0.1"}), raising=False)
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):

@@ -14,6 +14,9 @@ MODELS = Registry(
         "transformer++": Entry(
             "subquad.models.transformer:TransformerPPConfig", "attention with RoPE, SwiGLU and RMSNorm"
         ),
+        "gated-attention": Entry(
+            "subquad.models.gated_attention:GatedAttentionConfig", "transformer++, heads with gates (Qiu et al. 2025)"
+        ),
         "pythia": Entry(
             "subquad.models.pythia:PythiaConfig", "GPT-NeoX, attention beside an MLP (Biderman et al. 2023)"
         ),

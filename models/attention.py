@@ -15,6 +15,8 @@ With `masked_heads` m, the first head sees the query's own position alone, the s
 m-th; the other heads see all positions. With `position: none` this is Hard-ALiBi (Jelassi et al. 2024, Repeat After Me,
 arXiv 2402.01032; sjelassi/transformers_ssm_copy at 1f32ac617ff4951485ff391aef4fbb66bc4ebdd8,
 synthetic_exps/models/hard_alibi_model.py), whose code masks 8 of 12 heads by default.
+
+models/gated_attention.py gates the o_t of every head.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from subquad.models.parts.linear import Linear, ResidualLinear, linear, unbind
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.positions import Rotary
-from subquad.models.parts.step import step_linear
+from subquad.models.parts.step import shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
 from subquad.suite.bounds import Fraction, Width
 from subquad.suite.contracts import TaskSpec
 
+OutputGate = Literal["channel", "head"]
+"""What of the output of every head has a gate of its own: each channel, or the head as a whole."""
 ALL = 2**40
 """A window as long as any sequence."""
 XPOS_MAX_LENGTH = 65536
@@ -72,6 +76,7 @@ class Attention(FusedStepMixer):
         bias: bool,
         rotary: Rotary | None,
         masked_heads: int | None = None,
+        output_gate: OutputGate | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -79,6 +84,9 @@ class Attention(FusedStepMixer):
         self.dropout = dropout
         self.qkv = Linear(d_model, 3 * d_model, bias=bias)
         self.out = ResidualLinear(d_model, d_model, bias=bias)
+        self.gate = None
+        if output_gate is not None:
+            self.gate = Linear(d_model, d_model if output_gate == "channel" else num_heads, bias=bias)
         self.rotary = rotary
         sees = None
         if masked_heads is not None:
@@ -91,9 +99,19 @@ class Attention(FusedStepMixer):
             q, k = self.rotary(q, k, time)
         return q, k, v
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None) -> Tensor:
+    def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0
-        return self.out(attention(q, k, v, positions=positions, window=self._window(), dropout=dropout).flatten(2))
+        o = attention(q, k, v, positions=positions, window=self._window(), dropout=dropout)
+        if self.gate is not None and positions is not None:
+            x = take_positions(x, positions)
+        return self.out(self._gated(o, x))
+
+    def _gated(self, o: Tensor, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        """The outputs o [..., H, K] of the heads side by side, with gates from x [..., D] behind `norm`, if any."""
+        if self.gate is not None:
+            gate = torch.sigmoid(step_linear(self.gate, x, norm=norm))
+            o = o * gate.unflatten(-1, (self.num_heads, -1))
+        return o.flatten(-2)
 
     def _window(self) -> int | Tensor | None:
         """Returns how many last positions a query sees, as one number or as one for each head; None means all."""
@@ -101,7 +119,7 @@ class Attention(FusedStepMixer):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self._project(x, torch.arange(x.shape[1], device=x.device))
-        return self._attend(q, k, v)
+        return self._attend(x, q, k, v)
 
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries at `positions` only, keys and values everywhere: P T instead of T^2 / 2 products per head."""
@@ -116,7 +134,7 @@ class Attention(FusedStepMixer):
             heads = (self.num_heads, self.head_dim)
             q = linear(take_positions(x, positions), weight_q, bias_q).unflatten(-1, heads)
             k, v = unbind(linear(x, weight_kv, bias_kv).unflatten(-1, (2, *heads)), 2)
-        return self._attend(q, k, v, positions)
+        return self._attend(x, q, k, v, positions)
 
     def init_state(self, batch_size: int, capacity: int) -> KeyValueCache:
         if self.rotary is not None:
@@ -128,6 +146,8 @@ class Attention(FusedStepMixer):
     def _step(
         self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache
     ) -> tuple[Tensor, KeyValueCache]:
+        if self.gate is not None:
+            x_t, norm = shared_norm(norm, x_t)
         heads = step_linear(self.qkv, x_t, norm=norm).unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = heads.unbind(1)
         cos, sin = None, None
@@ -138,7 +158,7 @@ class Attention(FusedStepMixer):
             now = state.count.clamp(max=state.keys.shape[1] - 1).unsqueeze(1)
             q, k = (x.squeeze(1) for x in self.rotary(q.unsqueeze(1), k.unsqueeze(1), now))
         o = attention_step(q, k, v, state.keys, state.values, state.count, cos=cos, sin=sin, window=self.windows)
-        return step_linear(self.out, o.flatten(1), residual=residual), state
+        return step_linear(self.out, self._gated(o, x_t, norm), residual=residual), state
 
     def restart(self, state: KeyValueCache) -> None:
         # the steps never read keys and values behind the count, and clearing them would write many gigabytes
@@ -153,7 +173,7 @@ class Attention(FusedStepMixer):
         x = x if padding is None else padding.to_front(x)
         q, k, v = self._project(x, torch.arange(steps, device=x.device))
         state.keys[:, :steps], state.values[:, :steps] = k, v
-        y = self._attend(q, k, v)
+        y = self._attend(x, q, k, v)
         # the state has its own copy, because steps change it in place
         count = positions_seen(x, padding).clone()
         return y if padding is None else padding.to_back(y), replace(state, count=count)
@@ -173,9 +193,16 @@ class WindowAttention(Attention):
     its `count` goes on."""
 
     def __init__(
-        self, d_model: int, num_heads: int, dropout: float, bias: bool, rotary: Rotary | None, window: int
+        self,
+        d_model: int,
+        num_heads: int,
+        dropout: float,
+        bias: bool,
+        rotary: Rotary | None,
+        window: int,
+        output_gate: OutputGate | None = None,
     ) -> None:
-        super().__init__(d_model, num_heads, dropout, bias, rotary)
+        super().__init__(d_model, num_heads, dropout, bias, rotary, output_gate=output_gate)
         self.window = window
 
     def _window(self) -> int:
@@ -189,6 +216,8 @@ class WindowAttention(Attention):
     def _step(
         self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: KeyValueCache
     ) -> tuple[Tensor, KeyValueCache]:
+        if self.gate is not None:
+            x_t, norm = shared_norm(norm, x_t)
         heads = step_linear(self.qkv, x_t, norm=norm).unflatten(-1, (3, self.num_heads, self.head_dim))
         q, k, v = (x.unsqueeze(1) for x in heads.unbind(1))
         if self.rotary is not None:
@@ -202,7 +231,8 @@ class WindowAttention(Attention):
         seen = torch.arange(keys.shape[1], 0, -1, device=x_t.device) <= count[:, None]
         past_keys, past_values = (x.to(q.dtype).transpose(1, 2) for x in (keys, values))
         o = F.scaled_dot_product_attention(q.transpose(1, 2), past_keys, past_values, attn_mask=seen[:, None, None])
-        return step_linear(self.out, o.flatten(1), residual=residual), KeyValueCache(keys, values, count)
+        y = step_linear(self.out, self._gated(o.squeeze(2), x_t, norm), residual=residual)
+        return y, KeyValueCache(keys, values, count)
 
     def prefill(
         self, x: Tensor, state: KeyValueCache, padding: LeftPadding | None = None
@@ -214,7 +244,7 @@ class WindowAttention(Attention):
         # behind a row, padding can change nothing, and rotations are those of the row's own positions
         x = x if padding is None else padding.to_front(x)
         q, k, v = self._project(x, torch.arange(steps, device=x.device))
-        y = self._attend(q, k, v)
+        y = self._attend(x, q, k, v)
         count = positions_seen(x, padding).clone()
         if padding is not None:
             y = padding.to_back(y)
@@ -247,6 +277,11 @@ class AttentionConfig(BackboneConfig):
     """Number of heads, from the first on, of which head i = 1, 2, .. sees the i last positions, also the query's own.
     None: all heads see all positions."""
 
+    @property
+    def output_gate(self) -> OutputGate | None:
+        """What the output gates belong to; None: there are none."""
+        return None
+
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
         name = type(self).__name__
@@ -276,5 +311,5 @@ class AttentionConfig(BackboneConfig):
             rotary = Rotary(self.d_model // self.num_heads, spec.max_length, xpos=self.position == "xpos")
         options = (self.d_model, self.num_heads, self.attention_dropout, self.bias, rotary)
         if self.window is not None:
-            return WindowAttention(*options, self.window)
-        return Attention(*options, self.masked_heads)
+            return WindowAttention(*options, self.window, self.output_gate)
+        return Attention(*options, self.masked_heads, self.output_gate)

@@ -52,6 +52,10 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("window", {"position": "rope", "num_heads": 2, "window": 5}),
         Network("masked heads", {"position": "none", "num_heads": 4, "masked_heads": 3}),
     ),
+    "gated-attention": (
+        Network("one gate a head", {"gate": "head", "num_heads": 2}),
+        Network("window", {"num_heads": 2, "window": 5}),
+    ),
     "linear-attention": (
         Network("relu", {"feature_map": "relu"}),
         Network("identity", {"feature_map": "identity", "normalize": False}),

@@ -13,6 +13,7 @@ from torch import nn
 from subquad.models import MODELS
 from subquad.models.abc_attention import ABCConfig, _running_total
 from subquad.models.attention import Attention, AttentionConfig
+from subquad.models.gated_attention import GatedAttentionConfig
 from subquad.models.gla import GLAConfig
 from subquad.models.gsa import FUNCTIONS, GSAConfig
 from subquad.models.hgrn2 import HGRN2Config, LowerBounds
@@ -277,6 +278,53 @@ def test_under_autocast_operators_multiply_in_bfloat16_and_decay_in_float32(name
     for dtypes in seen:
         assert dtypes[:3] == [torch.bfloat16] * 3
         assert set(dtypes[3:]) <= {torch.float32}
+
+
+@pytest.mark.parametrize("options", [{}, {"gate": "head"}, {"gate": "head", "window": 5}], ids=str)
+@torch.no_grad()
+def test_gated_attention_gates_every_head_behind_the_softmax(options):
+    """Qiu et al. 2025, section 2, one position and one head at a time; W_g has the rows of one head together."""
+    model = laws.build(GatedAttentionConfig, num_layers=1, d_model=12, num_heads=3, init_std=0.5, **options)
+    config, (mixer,) = model.config, model.mixers
+    x = torch.randn(20, 12, dtype=torch.float64)
+    # one gate for a head is the same gate for each of its channels
+    W_g = mixer.gate.weight.repeat_interleave(1 if config.gate == "channel" else 4, dim=0)
+    rates = 10000.0 ** -(torch.arange(2, dtype=torch.float64) / 2)
+
+    def rotated(z, t):
+        turned = torch.polar(torch.ones(2, dtype=torch.float64), t * rates) * torch.complex(z[:2], z[2:])
+        return torch.cat([turned.real, turned.imag])
+
+    rows = []
+    for t in range(20):
+        heads = []
+        for h in range(3):
+            W_q, W_k, W_v = (mixer.qkv.weight[12 * i + 4 * h : 12 * i + 4 * h + 4] for i in range(3))
+            past = range(max(0, t + 1 - (config.window or 20)), t + 1)
+            q = rotated(W_q @ x[t], t)
+            weights = torch.stack([q @ rotated(W_k @ x[j], j) / math.sqrt(4) for j in past]).softmax(0)
+            o = sum(weight * (W_v @ x[j]) for weight, j in zip(weights, past, strict=True))
+            heads.append(o / (1 + torch.exp(-(W_g[4 * h : 4 * h + 4] @ x[t]))))
+        rows.append(mixer.out.weight @ torch.cat(heads))
+    expected = torch.stack(rows)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(mixer(x[None])[0], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("gate", "rows"), [("channel", PAPER_WIDTH), ("head", 16)])
+def test_gates_of_attention_cost_a_map_and_no_state(gate, rows):
+    options = {"d_model": PAPER_WIDTH, "num_heads": 16}
+    gated, plain = (
+        mixer_of(config) for config in (GatedAttentionConfig(gate=gate, **options), TransformerPPConfig(**options))
+    )
+    assert num_parameters(gated) - num_parameters(plain) == rows * PAPER_WIDTH
+    assert gated.state_size(100) == plain.state_size(100)
+
+
+@pytest.mark.parametrize("law", [laws.prefill_equals_parallel, laws.padding_is_not_read], ids=lambda law: law.__name__)
+@pytest.mark.parametrize("options", [{"gate": "head"}, {"window": 5}], ids=str)
+def test_gates_by_heads_and_in_a_window_obey_the_laws(law, options):
+    law(MODELS.load("gated-attention"), num_heads=2, **options)
 
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)

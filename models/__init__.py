@@ -68,6 +68,9 @@ MODELS = Registry(
         "gated-deltanet": Entry(
             "subquad.models.deltanet:GatedDeltaNetConfig", "delta rule, one decay per head (Yang et al. 2024)"
         ),
+        "comba": Entry(
+            "subquad.models.comba:CombaConfig", "delta rule with feedback and corrected output (Hu et al. 2025)"
+        ),
         "kda": Entry("subquad.models.deltanet:KDAConfig", "delta rule, one decay per key channel (Kimi Team 2025)"),
         "delta-product": Entry(
             "subquad.models.deltanet:DeltaProductConfig", "several delta-rule steps per token (Siems et al. 2025)"

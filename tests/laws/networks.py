@@ -110,6 +110,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("normal convolutions", {"conv_std": 0.1, "round_beta": True}),
         Network("no convolutions", {"d_conv": None}),
     ),
+    "comba": (Network("more heads of values", {"num_heads": 2, "num_value_heads": 4, "correction": 0.02}),),
     "delta-product": (
         Network("three steps", {"num_householder": 3, "num_heads": 2}),
         Network("without decays", {"without": ["decay", "gate"], "num_heads": 2, "d_conv": None}),

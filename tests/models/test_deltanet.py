@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from subquad.models import MODELS
+from subquad.models.comba import CombaMixer
 from subquad.suite.contracts import TaskSpec
 from subquad.suite.laws import models as laws
+from subquad.suite.laws.accuracy import relative_error
 
 SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
 NAMES = ["deltanet", "gated-deltanet", "kda", "delta-product"]
@@ -37,9 +41,16 @@ def written_out(mixer, x, *, beta_factor):
         a = torch.log1p(torch.exp(x @ mixer.decay_down.weight.T @ mixer.decay_up.weight.T + mixer.dt_bias))
         decay = torch.exp(-mixer.log_A.exp()[:, None] * a.view(length, heads, key_dim))
     o = torch.empty(length, heads, value_dim, dtype=x.dtype)
+    closed_loop = isinstance(mixer, CombaMixer)
     for h in range(heads):
         S = torch.zeros(value_dim, key_dim, dtype=x.dtype)
-        for t in range(length):
+        group = h * groups // heads
+        for t in range(length if closed_loop else 0):
+            key, b = k[t, 0, group], beta[t, 0, h] * torch.sigmoid(mixer.feedback[group])
+            scalar_plus_low_rank = torch.diag(decay[t, h]) - b * torch.outer(key, key)
+            S = S @ scalar_plus_low_rank + beta[t, 0, h] * torch.outer(v[t, 0, h], key)
+            o[t, h] = S @ (q[t, group] - mixer.correction[group] * key) / key_dim**0.5
+        for t in range(0 if closed_loop else length):
             S = S @ torch.diag(decay[t, h])
             for j in range(steps):
                 key, b = k[t, j, h * groups // heads], beta[t, j, h]
@@ -48,7 +59,9 @@ def written_out(mixer, x, *, beta_factor):
                 )
             o[t, h] = S @ q[t, h * groups // heads] / key_dim**0.5
     y = (o * torch.rsqrt(o.square().mean(-1, keepdim=True) + mixer.norm.eps) * mixer.norm.weight).flatten(1)
-    if mixer.gate == "silu":
+    if closed_loop:
+        y = y * torch.sigmoid(x @ mixer.gate_up.weight.T)
+    elif mixer.gate == "silu":
         gate = x @ mixer.gate_up.weight.T
         y = y * gate * torch.sigmoid(gate)
     elif mixer.gate == "sigmoid":
@@ -90,6 +103,55 @@ def test_the_mixer_is_the_recurrence_of_the_paper(name, options, negative, taps)
     torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-10, atol=1e-10)
 
 
+def comba(d_conv=4, **options):
+    """A mixer of three heads in float64, whose parameters of single heads differ, and an input for it."""
+    torch.manual_seed(0)
+    config = MODELS.load("comba")(
+        num_layers=1, d_model=12, num_heads=3, expand_k=0.5, init_std=0.5, d_conv=d_conv, **options
+    )
+    (mixer,) = config.build(SPEC).double().mixers
+    for parameter in mixer.parameters():
+        if parameter.ndim == 1:
+            parameter.data.normal_()
+    return mixer, torch.randn(1, 40, 12, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("options", [{}, {"expand_v": 2.0, "num_value_heads": 6}, {"d_conv": None}], ids=str)
+@torch.no_grad()
+def test_comba_is_the_closed_loop_of_its_paper(options):
+    mixer, x = comba(**options)
+    # no decay is so strong that it is bounded
+    mixer.log_A.sub_(2)
+    expected = written_out(mixer, x[0], beta_factor=1)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(mixer(x)[0], expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float16, 0.02)], ids=str)
+@torch.no_grad()
+def test_comba_forgets_all_where_its_decays_underflow(dtype, limit):
+    """The operator divides by decays, of which e^-300 is zero in float32."""
+    mixer, x = comba()
+    mixer.log_A.fill_(math.log(200))
+    expected = written_out(mixer, x[0], beta_factor=1)
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.float16):
+        y = mixer.float()(x.float())[0]
+    root_mean_square, _ = relative_error(y, expected)
+    assert root_mean_square < limit
+
+
+def test_comba_refuses_a_beta_with_which_its_state_could_grow():
+    with pytest.raises(ValueError, match="could pass -1, where the state grows"):
+        MODELS.load("comba")(d_model=32, num_heads=2, negative_eigenvalues=True).build(SPEC)
+
+
+def test_comba_starts_as_its_released_layer_does():
+    (mixer,) = MODELS.load("comba")(num_layers=1, d_model=32, num_heads=2, correction=0.02).build(SPEC).mixers
+    assert mixer.feedback.tolist() == [1.0, 1.0]
+    assert mixer.correction.tolist() == pytest.approx([0.02, 0.02])
+    assert set(mixer.ssm_parameters()) == {"log_A", "dt_bias", "feedback", "correction"}
+
+
 @pytest.mark.parametrize(
     "law",
     [
@@ -100,8 +162,9 @@ def test_the_mixer_is_the_recurrence_of_the_paper(name, options, negative, taps)
     ],
     ids=lambda law: law.__name__,
 )
-def test_more_heads_of_values_than_of_keys_obey_the_laws(law):
-    law(MODELS.load("gated-deltanet"), num_heads=2, num_value_heads=4)
+@pytest.mark.parametrize("name", ["gated-deltanet", "comba"])
+def test_more_heads_of_values_than_of_keys_obey_the_laws(law, name):
+    law(MODELS.load(name), num_heads=2, num_value_heads=4)
 
 
 def test_one_householder_step_is_gated_deltanet():
@@ -148,6 +211,8 @@ def test_it_starts_as_the_released_layers_do():
         ("deltanet", {}, 4 * 1024**2 + 4 * 3072 + 4 * 1024 + 256),
         # six squares, of which keys 3/4 and values 3/2; betas, decays, A and b of six heads; the norm of width 256
         ("gated-deltanet", {}, 6 * 1024**2 + 4 * 3 * 1024 + 2 * 6 * 1024 + 12 + 256),
+        # two numbers more for each head
+        ("comba", {}, 6 * 1024**2 + 4 * 3 * 1024 + 2 * 6 * 1024 + 12 + 256 + 12),
         # both low-rank maps have the width of a head
         ("kda", {"num_heads": 8}, 4 * 1024**2 + 4 * 3072 + 8 * 1024 + 4 * 1024 * 128 + 1024 + 8 + 1024 + 128),
         ("delta-product", {}, 8.25 * 1024**2 + 4 * (768 + 2 * 768 + 2 * 1536) + 3 * 6 * 1024 + 12 + 256),

@@ -72,6 +72,10 @@ MODELS = Registry(
             "subquad.models.comba:CombaConfig", "delta rule with feedback and corrected output (Hu et al. 2025)"
         ),
         "kda": Entry("subquad.models.deltanet:KDAConfig", "delta rule, one decay per key channel (Kimi Team 2025)"),
+        "gated-deltanet2": Entry(
+            "subquad.models.gated_deltanet2:GatedDeltaNet2Config",
+            "delta rule, gates that erase and that write (Hatamizadeh et al. 2026)",
+        ),
         "delta-product": Entry(
             "subquad.models.deltanet:DeltaProductConfig", "several delta-rule steps per token (Siems et al. 2025)"
         ),

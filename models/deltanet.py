@@ -1,5 +1,7 @@
 """Mixers with the delta rule: DeltaNet, Gated DeltaNet, Kimi Delta Attention (KDA) and Gated DeltaProduct.
 
+models/comba.py and models/gated_deltanet2.py derive theirs from them.
+
     q, k, v = silu(conv(W_q x)), silu(conv(W_k x)), silu(conv(W_v x));    q, k -> q / |q|, k / |k| in every head
     beta_t = sigmoid(W_b x_t), or twice that;    a_t as below
     S_t = S_{t-1} diag(a_t) (I - beta_t k_t k_t^T) + beta_t v_t k_t^T,    o_t = S_t q_t / sqrt(K)
@@ -66,6 +68,7 @@ class DeltaMixer(FusedStepMixer):
     [B, H, K, V]."""
 
     operator = staticmethod(delta_rule)
+    step_operator = staticmethod(delta_rule_step)
 
     def __init__(self, config: DeltaConfig) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class DeltaMixer(FusedStepMixer):
         self.conv_weight = None
         if config.d_conv is not None:
             self.conv_weight = nn.Parameter(torch.empty(sum(self.split), config.d_conv))
-        self.beta = nn.Linear(d_model, steps * heads, bias=False)
+        self.beta = nn.Linear(d_model, config.num_betas, bias=False)
         if self.decay == "head":
             self.decay_up = nn.Linear(d_model, heads, bias=False)
         elif self.decay == "key":
@@ -123,11 +126,13 @@ class DeltaMixer(FusedStepMixer):
             return -rate * dt
         return -rate.unsqueeze(-1) * dt.unflatten(-1, (self.num_heads, self.key_dim))
 
+    def _sigmoid(self, linear: nn.Linear, x: Tensor, norm: nn.Module | None) -> Tensor:
+        logits = step_linear(linear, x, norm=norm)
+        return at_least_float32(torch.sigmoid(logits if self.round_beta else at_least_float32(logits)))
+
     def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
         """q [..., G, K], k [..., n, G, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
-        logits = step_linear(self.beta, x, norm=norm)
-        sigmoid = torch.sigmoid(logits if self.round_beta else at_least_float32(logits))
-        beta = self.max_beta * at_least_float32(sigmoid)
+        beta = self.max_beta * self._sigmoid(self.beta, x, norm)
         heads = (self.steps, self.num_heads)
         qk, v = convolved.split(self.split, dim=-1)
         # one pass over the heads of queries and keys
@@ -137,7 +142,7 @@ class DeltaMixer(FusedStepMixer):
             q,
             k.unflatten(-2, (self.steps, shared)),
             v.unflatten(-1, (*heads, self.value_dim)),
-            beta.unflatten(-1, heads),
+            beta.unflatten(-1, (self.steps, -1)),
             self._log_decay(x, norm),
         )
 
@@ -194,7 +199,7 @@ class DeltaMixer(FusedStepMixer):
         q, k, v, beta, log_decay = self._heads(convolved, x_t, norm)
         for i in range(self.steps):
             decay = log_decay if i == 0 else None
-            o, after = delta_rule_step(q, k[:, i], v[:, i], beta[:, i], decay, after, in_place=True)
+            o, after = self.step_operator(q, k[:, i], v[:, i], beta[:, i], decay, after, in_place=True)
         return self._output(o, x_t, norm, residual), (window, after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
@@ -261,6 +266,11 @@ class DeltaConfig(BackboneConfig):
     def steps(self) -> int:
         """Steps of the delta rule a token."""
         return 1
+
+    @property
+    def num_betas(self) -> int:
+        """Betas of a token."""
+        return self.steps * self.value_heads
 
     @property
     def value_heads(self) -> int:

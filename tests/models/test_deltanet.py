@@ -10,12 +10,13 @@ import torch.nn.functional as F
 
 from subquad.models import MODELS
 from subquad.models.comba import CombaMixer
+from subquad.models.gated_deltanet2 import GatedDeltaNet2Mixer
 from subquad.suite.contracts import TaskSpec
 from subquad.suite.laws import models as laws
 from subquad.suite.laws.accuracy import relative_error
 
 SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
-NAMES = ["deltanet", "gated-deltanet", "kda", "delta-product"]
+NAMES = ["deltanet", "gated-deltanet", "kda", "gated-deltanet2", "delta-product"]
 
 
 def written_out(mixer, x, *, beta_factor):
@@ -32,7 +33,12 @@ def written_out(mixer, x, *, beta_factor):
     q = q.view(length, groups, key_dim)
     k, v = k.view(length, steps, groups, key_dim), v.view(length, steps, heads, value_dim)
     q, k = (z / (z.square().sum(-1, keepdim=True) + 1e-6).sqrt() for z in (q, k))
-    beta = beta_factor * torch.sigmoid(x @ mixer.beta.weight.T).view(length, steps, heads)
+    beta = beta_factor * torch.sigmoid(x @ mixer.beta.weight.T)
+    if isinstance(mixer, GatedDeltaNet2Mixer):
+        erase = beta.view(length, 1, groups, key_dim).repeat_interleave(heads // groups, 2)
+        write = torch.sigmoid(x @ mixer.write.weight.T).view(length, 1, heads, value_dim)
+    else:
+        erase = write = beta = beta.view(length, steps, heads, 1)
     decay = torch.ones(length, heads, key_dim, dtype=x.dtype)
     if mixer.decay == "head":
         a = torch.log1p(torch.exp(x @ mixer.decay_up.weight.T + mixer.dt_bias))
@@ -45,19 +51,19 @@ def written_out(mixer, x, *, beta_factor):
     for h in range(heads):
         S = torch.zeros(value_dim, key_dim, dtype=x.dtype)
         group = h * groups // heads
-        for t in range(length if closed_loop else 0):
-            key, b = k[t, 0, group], beta[t, 0, h] * torch.sigmoid(mixer.feedback[group])
-            scalar_plus_low_rank = torch.diag(decay[t, h]) - b * torch.outer(key, key)
-            S = S @ scalar_plus_low_rank + beta[t, 0, h] * torch.outer(v[t, 0, h], key)
-            o[t, h] = S @ (q[t, group] - mixer.correction[group] * key) / key_dim**0.5
-        for t in range(0 if closed_loop else length):
+        for t in range(length):
+            if closed_loop:
+                key, b = k[t, 0, group], beta[t, 0, h] * torch.sigmoid(mixer.feedback[group])
+                scalar_plus_low_rank = torch.diag(decay[t, h]) - b * torch.outer(key, key)
+                S = S @ scalar_plus_low_rank + beta[t, 0, h] * torch.outer(v[t, 0, h], key)
+                o[t, h] = S @ (q[t, group] - mixer.correction[group] * key) / key_dim**0.5
+                continue
             S = S @ torch.diag(decay[t, h])
             for j in range(steps):
-                key, b = k[t, j, h * groups // heads], beta[t, j, h]
-                S = S @ (torch.eye(key_dim, dtype=x.dtype) - b * torch.outer(key, key)) + b * torch.outer(
-                    v[t, j, h], key
-                )
-            o[t, h] = S @ q[t, h * groups // heads] / key_dim**0.5
+                key = k[t, j, group]
+                S = S @ (torch.eye(key_dim, dtype=x.dtype) - torch.outer(erase[t, j, h] * key, key))
+                S = S + torch.outer(write[t, j, h] * v[t, j, h], key)
+            o[t, h] = S @ q[t, group] / key_dim**0.5
     y = (o * torch.rsqrt(o.square().mean(-1, keepdim=True) + mixer.norm.eps) * mixer.norm.weight).flatten(1)
     if closed_loop:
         y = y * torch.sigmoid(x @ mixer.gate_up.weight.T)
@@ -74,7 +80,10 @@ def written_out(mixer, x, *, beta_factor):
     [
         *((name, {}) for name in NAMES),
         *(("delta-product", {"without": parts}) for parts in [("gate",), ("decay",)]),
-        *((name, {"expand_v": 2.0, "num_value_heads": 6}) for name in ("gated-deltanet", "kda", "delta-product")),
+        *(
+            (name, {"expand_v": 2.0, "num_value_heads": 6})
+            for name in ("gated-deltanet", "kda", "gated-deltanet2", "delta-product")
+        ),
     ],
     ids=str,
 )
@@ -162,7 +171,7 @@ def test_comba_starts_as_its_released_layer_does():
     ],
     ids=lambda law: law.__name__,
 )
-@pytest.mark.parametrize("name", ["gated-deltanet", "comba"])
+@pytest.mark.parametrize("name", ["gated-deltanet", "comba", "gated-deltanet2"])
 def test_more_heads_of_values_than_of_keys_obey_the_laws(law, name):
     law(MODELS.load(name), num_heads=2, num_value_heads=4)
 
@@ -215,6 +224,8 @@ def test_it_starts_as_the_released_layers_do():
         ("comba", {}, 6 * 1024**2 + 4 * 3 * 1024 + 2 * 6 * 1024 + 12 + 256 + 12),
         # both low-rank maps have the width of a head
         ("kda", {"num_heads": 8}, 4 * 1024**2 + 4 * 3072 + 8 * 1024 + 4 * 1024 * 128 + 1024 + 8 + 1024 + 128),
+        # a square each for the gates that erase and that write in place of the betas
+        ("gated-deltanet2", {"num_heads": 8}, 6 * 1024**2 + 4 * 3072 + 4 * 1024 * 128 + 1024 + 8 + 1024 + 128),
         ("delta-product", {}, 8.25 * 1024**2 + 4 * (768 + 2 * 768 + 2 * 1536) + 3 * 6 * 1024 + 12 + 256),
     ],
 )

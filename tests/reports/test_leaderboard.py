@@ -16,7 +16,7 @@ from subquad.tasks import TASKS
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 NO_MIXERS = {"transformer++", "pythia", "hybrid", "sashimi", "dss-softmax", "dss-exp-no-scale"}
-NOT_YET = {"gated-attention", "comba"}
+NOT_YET = {"gated-attention", "comba", "gated-deltanet2"}
 """Mixers without rows, which the READMEs of the boards name."""
 OF_THEIR_OWN = {"attention", "hyena", "rwkv", "slstm"}
 """Mixers whose state has no option that could make it equal to others."""

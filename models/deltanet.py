@@ -32,6 +32,7 @@ language models start them normally with `init_std`. The epsilon of |q| and |k| 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -67,8 +68,8 @@ class DeltaMixer(FusedStepMixer):
     """The mixer. Its state: the last inputs of the convolutions [B, channels, W - 1], then the transpose of S
     [B, H, K, V]."""
 
-    operator = staticmethod(delta_rule)
-    step_operator = staticmethod(delta_rule_step)
+    operator: ClassVar[Callable[..., Tensor | tuple[Tensor, Tensor]]] = staticmethod(delta_rule)
+    step_operator: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(delta_rule_step)
 
     def __init__(self, config: DeltaConfig) -> None:
         super().__init__()

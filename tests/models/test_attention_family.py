@@ -321,12 +321,6 @@ def test_gates_of_attention_cost_a_map_and_no_state(gate, rows):
     assert gated.state_size(100) == plain.state_size(100)
 
 
-@pytest.mark.parametrize("law", [laws.prefill_equals_parallel, laws.padding_is_not_read], ids=lambda law: law.__name__)
-@pytest.mark.parametrize("options", [{"gate": "head"}, {"window": 5}], ids=str)
-def test_gates_by_heads_and_in_a_window_obey_the_laws(law, options):
-    law(MODELS.load("gated-attention"), num_heads=2, **options)
-
-
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("position", ["rope", "xpos", "learned"])
 def test_attention_to_a_window_obeys_the_laws(law, position):

@@ -171,9 +171,8 @@ def test_comba_starts_as_its_released_layer_does():
     ],
     ids=lambda law: law.__name__,
 )
-@pytest.mark.parametrize("name", ["gated-deltanet", "comba", "gated-deltanet2"])
-def test_more_heads_of_values_than_of_keys_obey_the_laws(law, name):
-    law(MODELS.load(name), num_heads=2, num_value_heads=4)
+def test_more_heads_of_values_than_of_keys_obey_the_laws(law):
+    law(MODELS.load("gated-deltanet"), num_heads=2, num_value_heads=4)
 
 
 def test_one_householder_step_is_gated_deltanet():

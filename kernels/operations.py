@@ -75,8 +75,8 @@ def counted(
 
         @functools.wraps(function)
         def operator(*args: P.args, **kwargs: P.kwargs) -> R:
-            count = _count.get()
-            if count is None:
+            # Dynamo cannot trace a context variable; what is compiled is counted without compilation
+            if torch.compiler.is_compiling() or (count := _count.get()) is None:
                 return function(*args, **kwargs)
             given = signature.bind(*args, **kwargs)
             given.apply_defaults()

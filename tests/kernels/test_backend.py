@@ -9,7 +9,7 @@ from subquad.kernels import OPERATORS
 from subquad.kernels.backend import record, record_operators, triton_missing, use_triton
 from subquad.kernels.causal_conv1d import causal_conv1d
 from subquad.kernels.versions import VERSIONS
-from tests.kernels.test_refusals import CALLS
+from tests.kernels.test_refusals import CALLS, DEVICE
 
 
 def ones(*shape):
@@ -128,3 +128,12 @@ def _on_a_gpu():
     from types import SimpleNamespace
 
     return SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+
+
+def test_the_kernels_need_a_gpu_outside_of_the_interpreter(monkeypatch):
+    if DEVICE != "cpu":
+        pytest.skip("there is one")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    call, inputs = CALLS["swiglu"]()
+    with pytest.raises(ValueError, match=r"needs a CUDA device .*, got cpu; use backend='auto' or 'torch'"):
+        call(**inputs, backend="triton")

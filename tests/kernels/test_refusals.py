@@ -595,12 +595,3 @@ def test_what_the_kernels_cannot_take_is_left_to_pytorch(name, words, change):
     for backend in ("torch", "auto") if DEVICE == "cpu" else ():
         call, inputs = make()
         call(**changed(inputs, change), backend=backend)
-
-
-def test_the_kernels_need_a_gpu_outside_of_the_interpreter(monkeypatch):
-    if DEVICE != "cpu":
-        pytest.skip("there is one")
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    call, inputs = CALLS["swiglu"]()
-    with pytest.raises(ValueError, match=r"needs a CUDA device .*, got cpu; use backend='auto' or 'torch'"):
-        call(**inputs, backend="triton")

@@ -79,6 +79,7 @@ def test_every_experiment_with_a_table_or_figure_of_the_four_papers_is_an_item()
     assert sourced <= placed
 
 
+@pytest.mark.slow
 def test_the_page_of_all_tables_has_every_item_and_its_links_lead_to_files(tmp_path):
     page = tmp_path / "tables.md"
     assert called("report", "tables", "--format", "md", "--out", str(page)) == 0

@@ -200,7 +200,8 @@ def quoting() -> list[Any]:
         for part in re.split(r"(?m)^(?=## )", text) if path.name == "results.md" else [text]:
             if "<!--= " in part:
                 name = f"{named(path)}-{part.splitlines()[0].strip('# ')}"
-                found.append(pytest.param(path, part, id=name, marks=slow_if("mad/score" in named(path) + part)))
+                largest = "mad/score" in named(path) + part or "What is counted" in name
+                found.append(pytest.param(path, part, id=name, marks=slow_if(largest)))
     return found
 
 

@@ -209,6 +209,7 @@ def test_a_launcher_that_cannot_be_followed_is_named(compiled, tmp_path):
         update(edited, tmp_path / "budgets.json")
 
 
+@pytest.mark.slow
 def test_only_a_kernel_that_changed_is_compiled_and_one_over_budget_is_named(tmp_path):
     path, options = tmp_path / "budgets.json", {"targets": [TARGET], "jobs": 1}
     clean = collect_from(tmp_path / "clean", OPERATOR, ["double_once"], **options)

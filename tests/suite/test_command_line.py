@@ -216,7 +216,10 @@ def test_a_results_folder_that_cannot_be_written_is_refused_before_any_run(comma
     assert "this is a file; name the folder of results" in done.stderr
 
 
-@pytest.mark.parametrize(("place", "reason"), [("full", "No space left on device"), ("closed", "Broken pipe")])
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [pytest.param("full", "No space left on device", marks=pytest.mark.slow), ("closed", "Broken pipe")],
+)
 def test_a_grid_goes_on_without_its_output(command_line, tmp_path, monkeypatch, place, reason):
     reader, writer = os.pipe()
     os.close(reader)

@@ -1,5 +1,6 @@
 """A grid that chooses the best of several values does not try those after the first one that is good enough."""
 
+import pytest
 import torch
 
 from subquad.suite.executors.local import run_all
@@ -153,6 +154,7 @@ def test_the_command_line_says_what_is_not_needed(command_line, tmp_path):
     assert "6 runs, 6 to do" in command_line("run", *asked, "--force", "--dry-run", "--device", "cpu").stdout
 
 
+@pytest.mark.slow
 def test_the_shown_value_does_not_depend_on_which_ran_first(command_line, tmp_path):
     (tmp_path / "grid.yaml").write_text(GRID)
     asked = (tmp_path, "--results", tmp_path / "results")

@@ -119,6 +119,7 @@ def test_load_of_a_run_without_weights_says_what_to_do(tmp_path):
         load(path.stem[:4], results=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "reference").symlink_to(HOME / "results" / "reference")

@@ -264,6 +264,7 @@ HANGING = """
 """
 
 
+@pytest.mark.slow
 def test_a_plugin_that_hangs_fails_and_the_grid_goes_on(grid, plugin, command_line, tmp_path):
     options = (
         "--plugin",

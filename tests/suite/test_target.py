@@ -72,6 +72,7 @@ def test_runs_are_published_to_s3_and_from_there(s3, tmp_path):
     assert [again.name for again in published(s3, tmp_path / "back")] == [path.name]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_from_its_checkpoint_on_s3(s3, tmp_path):
     run = make_run(model={"fault": "slow"}, train={"epochs": 6})
     with pytest.raises(OutOfTimeError):

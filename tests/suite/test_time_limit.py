@@ -40,6 +40,7 @@ def test_short():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_only_a_test_that_computes_for_long_without_the_mark_fails_the_session(tmp_path, workers):
     shutil.copy(time_limit.__file__, tmp_path / "conftest.py")

@@ -184,9 +184,9 @@ ORACLE = Path(__file__).with_name("listops_oracle.csv")
     [
         (Language(), 0.25, False),
         (Language(), 0.24, True),
-        (Language(max_args=9), 0.25, True),
-        (Language(max_depth=9), 0.25, True),
-        (Language(min_length=480), 0.25, True),
+        pytest.param(Language(max_args=9), 0.25, True, marks=pytest.mark.slow),
+        pytest.param(Language(max_depth=9), 0.25, True, marks=pytest.mark.slow),
+        pytest.param(Language(min_length=480), 0.25, True, marks=pytest.mark.slow),
     ],
 )
 def test_only_the_language_of_the_release_is_distributed_as_its_rows(monkeypatch, language, rate, differs):

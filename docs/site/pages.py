@@ -328,7 +328,7 @@ def _glance(experiment: str) -> Iterator[str]:
 
 
 def _tables(experiment: str) -> Iterator[str]:
-    """What else the report of each scale with committed rows has, one section each."""
+    """Returns the rest of the report of each scale with committed rows, one section each."""
     reports = _reports(experiment)
     if reports:
         yield "\n\n## Committed rows\n"

@@ -185,7 +185,7 @@ def step_reference(keys: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]
 
 
 def step_shape_of(inputs: Inputs) -> Shape:
-    """As if the cache were full."""
+    """Returns the shape of the call, which is counted as if the cache were full."""
     return named("BTHK", inputs["keys"])
 
 

@@ -102,7 +102,7 @@ PAPER: tuple[Shape, ...] = (
 
 
 def shape_of(inputs: Inputs) -> Shape:
-    """Of a sequence [B, T, D] or of one position [B, D]."""
+    """Returns the shape of a call with a sequence [B, T, D] or with one position [B, D]."""
     x, taps = inputs["x"], inputs["weight"].shape[1]
     return named("BTD" if x.dim() == 3 else "BD", x, **({} if x.dim() == 3 else {"T": 1}), W=taps)
 

@@ -449,7 +449,7 @@ def delta_grads(
     def new(channels: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return k.new_empty((batch, length, heads, channels), dtype=dtype)
 
-    # of heads that share q and k, the gradients are float32 until they are added
+    # the gradients of heads that share q and k are float32 until they are added
     dq, dk = (new(key_dim, x.dtype if groups == heads else torch.float32) for x in (q, k))
     dbeta = new(num_k)
     dwrite, dplain = (None if x is None else new(key_dim, x.dtype) for x in (write, plain))

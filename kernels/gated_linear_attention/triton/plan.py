@@ -73,7 +73,7 @@ class Tuning:
         )
     )
     groups: Tile = field(default=Tile(64, 64, CompileOptions(8, 2)))
-    """Of the kernels for heads that share queries and keys."""
+    """The tile of the kernels for heads that share queries and keys."""
     walk: Mapping[int, Tile] = field(
         default_factory=lambda: {
             64: Tile(64, 64, CompileOptions(4, 3)),

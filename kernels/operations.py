@@ -125,7 +125,7 @@ def _workload(name: str) -> Workload:
 
 
 def _description(leaf: Any) -> Hashable:
-    """What the shapes of results may depend on."""
+    """Returns all that the shapes of results may depend on."""
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
@@ -149,7 +149,7 @@ def _results(key: Hashable, call: Callable[[], Any], mode: contextlib.AbstractCo
                 leaves, structure = tree_flatten(call())
             return _Results(tuple((x.shape, x.dtype) for x in leaves), structure)
 
-        # what counts and records is bound to its thread, so nothing in another one is counted or recorded
+        # a count and a record belong to a thread, so nothing that another thread does enters them
         with ThreadPoolExecutor(max_workers=1) as thread:
             _known[key] = thread.submit(shapes).result()
     return _known[key]

@@ -40,7 +40,7 @@ from subquad.suite.bounds import Fraction, Width
 from subquad.suite.contracts import TaskSpec
 
 OutputGate = Literal["channel", "head"]
-"""What of the output of every head has a gate of its own: each channel, or the head as a whole."""
+"""The gates of a head: one for each channel of its output, or one for the whole."""
 ALL = 2**40
 """A window as long as any sequence."""
 XPOS_MAX_LENGTH = 65536
@@ -279,7 +279,7 @@ class AttentionConfig(BackboneConfig):
 
     @property
     def output_gate(self) -> OutputGate | None:
-        """What the output gates belong to; None: there are none."""
+        """The kind of output gates; None: there are none."""
         return None
 
     def check(self, spec: TaskSpec) -> None:

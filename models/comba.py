@@ -41,7 +41,7 @@ from subquad.suite.bounds import NonNegative
 from subquad.suite.contracts import TaskSpec
 
 LOWEST_LOG_DECAY = -16.0
-"""What is left of a state that decays so far is lost in the rounding of float32."""
+"""The smallest logarithm of a decay: the rounding of float32 loses all of a state that decays farther."""
 LOWEST_LOG_DECAY_FLOAT16 = -8.0
 """float16 still holds values that are scaled by it."""
 LOWEST_STRENGTH = 2.0**-10

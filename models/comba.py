@@ -68,9 +68,7 @@ class CombaMixer(DeltaMixer):
         return corrected.to(q.dtype), k, (v / ratio.unsqueeze(-1)).to(v.dtype), ratio * beta, log_decay
 
     def _output(self, o: Tensor, x: Tensor, norm: nn.Module | None, residual: Tensor | None = None) -> Tensor:
-        gate = torch.sigmoid(step_linear(self.gate_up, x, norm=norm))
-        y = self.norm(o).flatten(-2) * gate
-        return step_linear(self.out, y.to(o.dtype), residual=residual)
+        return self._gated(o, step_linear(self.gate_up, x, norm=norm), residual)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         return {**super().ssm_parameters(), "feedback": self.feedback, "correction": self.correction}

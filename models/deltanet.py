@@ -160,12 +160,16 @@ class DeltaMixer(FusedStepMixer):
             q = q.unsqueeze(2)
         return q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), beta.flatten(1, 2), log_decay
 
+    def _gated(self, o: Tensor, gate: Tensor, residual: Tensor | None) -> Tensor:
+        """W_o (norm_h(o) * sigmoid(gate)), with o [..., H, V] and gate [..., H V]."""
+        y = self.norm.before_product(o, gate.view_as(o), gate_activation="sigmoid")
+        return step_linear(self.out, y.flatten(-2), residual=residual)
+
     def _output(self, o: Tensor, x: Tensor, norm: nn.Module | None, residual: Tensor | None = None) -> Tensor:
         """x, normalised by `norm` if there is one, is the input of the gate."""
         if self.gate == "sigmoid":
             gate = step_linear(self.gate_up, step_linear(self.gate_down, x, norm=norm))
-            y = self.norm(o).flatten(-2) * torch.sigmoid(gate)
-            return step_linear(self.out, y.to(o.dtype), residual=residual)
+            return self._gated(o, gate, residual)
         silu = step_linear(self.gate_up, x, norm=norm) if self.gate == "silu" else None
         return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=silu, residual=residual)
 

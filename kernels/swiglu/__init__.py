@@ -1,6 +1,6 @@
 """The gated linear unit with silu, between the two linear maps of a channel mixer.
 
-y[f] = silu(x[f]) x[F + f],   f < F
+y[f] = silu(x[f]) x[F + f],   f < F,   and with a weight y weight^T
 
 Source: Shazeer 2020 (GLU variants improve Transformer), equation 6 (SwiGLU with beta = 1), without its linear maps: x
 holds the products with W and V side by side.
@@ -15,23 +15,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.checks import check_shapes
 
 __all__ = ["swiglu"]
 
 
-def swiglu(x: Tensor, *, backend: Literal["auto", "torch", "triton"] = "auto") -> Tensor:
-    """The unit of this module: x [..., 2 F] to y [..., F], in the dtype of x.
+def swiglu(x: Tensor, weight: Tensor | None = None, *, backend: Literal["auto", "torch", "triton"] = "auto") -> Tensor:
+    """The unit of this module: x [..., 2 F] to y [..., F], in the dtype of x; with a weight [D, F] y weight^T [..., D].
 
-    backend: the Triton path computes in float32, rounds once, and writes the gradients of both halves into one tensor.
-    It copies x unless it is contiguous. `auto` takes it on a GPU, but not inside `torch.compile`, which fuses the plain
-    form. Raises ValueError where the last axis has no two halves.
+    backend: the Triton path computes y in float32, rounds once, and writes the gradients of both halves into one
+    tensor. It keeps nothing but its inputs for the backward pass: the gradient of the weight reads y, which is computed
+    again with the gradient of x. It copies x unless it is contiguous. `auto` takes it on a GPU, but not inside
+    `torch.compile`, which fuses the plain form.
+
+    Autocast does not change the dtype of the product. Raises ValueError where the last axis has no two halves, and for
+    a weight of another dtype or that does not fit.
     """
     if x.ndim == 0 or x.shape[-1] % 2 or x.numel() == 0:
         raise ValueError(f"swiglu: x must be [..., 2 F] with at least one element, got {list(x.shape)}.")
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton("swiglu", backend, x):
+    if weight is not None:
+        check_shapes("swiglu", {"weight": (weight, (*weight.shape[:1], x.shape[-1] // 2))}, to_go_with="x")
+        if weight.dtype != x.dtype:
+            raise ValueError(f"swiglu: weight must have the dtype of x, {x.dtype}, got {weight.dtype}.")
+    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton("swiglu", backend, x, weight):
         from subquad.kernels.swiglu.triton import swiglu_triton
 
         with on_device_of(x):
-            return swiglu_triton(x)
+            return swiglu_triton(x, weight)
     gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
+    y = F.silu(gate) * up
+    if weight is None:
+        return y
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(y, weight)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 
-def swiglu_reference(x: Tensor) -> Tensor:
+def swiglu_reference(x: Tensor, weight: Tensor | None = None) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    return gate * torch.sigmoid(gate) * up
+    y = gate * torch.sigmoid(gate) * up
+    return y if weight is None else y @ weight.t()

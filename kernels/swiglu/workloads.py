@@ -25,8 +25,12 @@ from subquad.kernels.workload import (
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """With D, the weight of a linear map behind the unit."""
     rows, width = sizes(shape, "RF")
-    return {"x": normal(generator, dtype, rows, 2 * width)}
+    inputs: Inputs = {"x": normal(generator, dtype, rows, 2 * width)}
+    if "D" in shape:
+        inputs["weight"] = normal(generator, dtype, sizes(shape, "D")[0], width) * width**-0.5
+    return inputs
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
@@ -66,5 +70,5 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.bfloat16,),
-    small=({"R": 5, "F": 20}, {"R": 300, "F": 17}, {"R": 9, "F": 350}),
+    small=({"R": 5, "F": 20}, {"R": 300, "F": 17}, {"R": 9, "F": 350}, {"R": 9, "F": 20, "D": 12}),
 )

@@ -421,6 +421,8 @@ def _slstm_step(draw: Draw) -> Iterator[Call]:
 
 def _swiglu(draw: Draw) -> Iterator[Call]:
     yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
+    inputs = {"x": draw(3, 5, 8), "weight": draw(6, 4)}
+    yield Call("in front of a linear map", _pair(swiglu, swiglu_reference), inputs)
 
 
 def _token_shift(draw: Draw) -> Iterator[Call]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from pydantic import model_validator
 
-from subquad.reports.render.count import CELLS, JUDGED, PAPERS, claims_text, count, prefix, reasons, total
+from subquad.reports.render.count import CELLS, FEW, JUDGED, PAPERS, claims_text, count, prefix, reasons, total
 from subquad.reports.render.document import DASH, Document, Grid
 from subquad.reports.render.figure import Series
 from subquad.reports.render.layout import claim_texts
@@ -72,7 +72,7 @@ class Board:
     def folders(self) -> list[str]:
         """The papers and other folders that have a report, the papers first."""
         found = dict.fromkeys(folder_of(report.experiment) for report in self.reports)
-        return [name for name in PAPERS if name in found] + sorted(found.keys() - set(PAPERS))
+        return [name for name in PAPERS if name in found] + sorted(found.keys() - PAPERS.keys())
 
 
 def folder_of(experiment: str) -> str:
@@ -139,15 +139,16 @@ def counts_of(board: Board) -> list[tuple[str, Counter[str]]]:
 
 def overview(board: Board) -> Document:
     """The scoreboard: a line for each folder where there are several, and one for each experiment that has a count,
-    those with most numbers that are not run first. The scoreboard of one paper lists its claims, too."""
+    those with most numbers that are not run first. The scoreboard of one paper lists its claims, too. The picture of
+    several folders has a bar for each of the four papers, and that of one a bar for each experiment."""
     lines = [(report, count(report)) for report in board.reports]
     lines = sorted(((r, each) for r, each in lines if each), key=lambda line: (-line[1]["not run"], line[0].experiment))
     table = [((r.experiment, r.scale), each, (claims_text(each, prefix(r)),)) for r, each in lines]
     names = ("experiment", "scale")
     folders = counts_of(board)
-    drawn = [(report.experiment, each) for report, each in lines]
+    title, drawn = board.title, [(report.experiment, each) for report, each in lines]
     if len(board.folders) > 1:
-        drawn = [line for line in folders if line[0] not in (FOUR, "all")]
+        title, drawn = _verdicts(dict(folders)), [(PAPERS[name], each) for name, each in folders if name in PAPERS]
         sums = [((name,), each, _both(each)) for name, each in folders]
         grids = [
             _grid("", ("folder",), ("claims", "claims, reduced"), sums),
@@ -164,7 +165,7 @@ def overview(board: Board) -> Document:
         # drawing needs matplotlib, which takes a second to import
         from subquad.reports.render.draw import draw_board
 
-        return draw_board(board.title, drawn, width)
+        return draw_board(title, drawn, width)
 
     return Document(
         board.name,
@@ -174,6 +175,16 @@ def overview(board: Board) -> Document:
         (*NOTES, *(f"missing: {text}{_listed(names)}" for text, names in health(board))),
         (),
         figure,
+    )
+
+
+def _verdicts(counts: Mapping[str, Mapping[str, int]]) -> str:
+    """The title of a picture of several papers: how many of their numbers agree, differ and are not run."""
+    every = counts.get(FOUR, counts["all"])
+    agree, few = every["agree"] + every["better"], sum(every[name] for name in FEW)
+    return (
+        f"Of {every['in a grid']} numbers {agree} agree, {every['differ']} differ, {few} have one or two seeds "
+        f"and {every['not run']} are not run"
     )
 
 

@@ -120,9 +120,10 @@ def draw_board(title: str, lines: Sequence[tuple[str, Mapping[str, int]]], width
         return None
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         page = width == "page"
-        legend = [(_patch(name, color), name) for name, color in (CELL_COLORS | CLAIM_COLORS).items()]
+        shown = {name for _, counts in lines for _, start, names in thirds for name in names if counts[start + name]}
+        legend = [(_patch(name, color), name) for name, color in (CELL_COLORS | CLAIM_COLORS).items() if name in shown]
         names = [name for name, _ in lines]
-        down = 0.2 * len(lines) + 0.3
+        down = 0.19 * len(lines) + 0.28
         canvas = sheet(width, down * (1 if page else 3), Heading(title), legend)
         shape = (1, 3) if page else (3, 1)
         grid = canvas.subplots(

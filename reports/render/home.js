@@ -36,8 +36,6 @@ const fewText = (line) => {
 };
 const sumOf = (line, names) => names.reduce((total, name) => total + (line.counts[name] || 0), 0);
 
-const PAPER_NAMES = new Map([["h3", "H3"], ["dss", "DSS"], ["mamba", "Mamba"], ["gsa", "GSA"]]);
-
 function home(main) {
   const questions = [["reproduce", "Does it reproduce?"], ["mixer", "Which mixer?"], ["kernel", "Which kernel changed?"]];
   const parts = new Map();
@@ -73,12 +71,12 @@ function drawHealth(main) {
 // ---------------------------------------------------------------- does it reproduce?
 
 function drawReproduced(host) {
-  const lines = data.totals.filter((line) => data.papers.includes(line.name) && line.counts.published);
+  const lines = data.totals.filter((line) => line.name in data.papers && line.counts.published);
   if (!lines.length) return false;
   host.append(
     element("p", { class: "muted" }, "Numbers of each paper that stand in a grid of this suite, each counted once, by the verdict on ours. A card leads to the paper's tables."),
     element("div", { class: "cards" }, ...lines.map((line) => {
-      const name = PAPER_NAMES.get(line.name) || line.name;
+      const name = data.papers[line.name];
       return element("a", { class: "card", href: link("experiments", { folder: line.name }) },
         element("h3", {}, name),
         element("p", { class: "big" }, element("strong", {}, String(sumOf(line, SUMS[0][1]))), ` of ${line.counts["in a grid"]} agree`),

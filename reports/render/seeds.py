@@ -44,8 +44,8 @@ ALL, SOME, NONE = "#0b62a8", "#e08a00", "#8a8a8a"
 """Colours of a cell of which all, some or none of the seeds succeed; those that do not are hollow besides."""
 PLAIN = "#333333"
 """Colour of a cell that nothing judges, with diamonds in place of circles."""
-PITCH: Mapping[Width, float] = {"page": 0.165, "column": 0.15}
-"""Height of a row, in inches."""
+PITCH = 0.13
+"""Height of a row of three seeds, in inches; more seeds need more room."""
 COST_GAP = 0.08
 
 
@@ -141,7 +141,7 @@ def draw_seeds(report: Report, words: Words, costs: Sequence[CostColumn], width:
     rows = list(dict.fromkeys(row for row, _ in lines))
     columns = [column for column in report.spec.columns if any((row, column) in lines for row in rows)]
     labels, wide, high = labelled(rows, width)
-    beside = [max(_cost_width(cost, rows), 0.3) for cost in costs]
+    beside = [max(_cost_width(cost, rows, 2 if width == "page" else 3), 0.3) for cost in costs]
     free = WIDTHS[width] - 0.32 - wide - sum(beside) - COST_GAP * len(costs)
     bands = math.ceil(len(columns) / max(int(free / NARROWEST[width]), 1))
     across = math.ceil(len(columns) / bands)
@@ -149,7 +149,8 @@ def draw_seeds(report: Report, words: Words, costs: Sequence[CostColumn], width:
     titles = {column: _title(report, column, [lines.get((row, column)) for row in rows], room) for column in columns}
     names = [filled(cost.label, space, SMALL) for cost, space in zip(costs, beside, strict=True)]
     head = max(text.count("\n") + 1 for text in [*titles.values(), *names])
-    pitch = max(PITCH[width], high)
+    most = max(len(line.values) for line in lines.values())
+    pitch = max(PITCH + 0.006 * min(max(most - 3, 0), 5), high)
     body = bands * (pitch * (len(rows) + 0.6) + 0.125 * head + 0.28)
     heading = Heading(words.title, words.details, words.x_label, note=words.note)
     canvas = sheet(width, body, heading, _legend(report, lines))
@@ -182,10 +183,13 @@ def _title(report: Report, column: str, lines: Sequence[Line | None], room: floa
     return verbatim("\n".join([*wrapped(column, room - 0.01, SMALL), *wrapped(count, room, SMALL)]))
 
 
-def _cost_width(cost: CostColumn, rows: Sequence[str]) -> float:
-    texts = [cost.text(row) for row in rows]
+def _cost_width(cost: CostColumn, rows: Sequence[str], lines: int) -> float:
+    """Width of a column of numbers whose title has at most so many lines, where its words allow that."""
     words = cost.label.split()
-    return max(*(measure(text, SMALL) for text in texts), *(measure(word, SMALL) for word in words)) + 0.03
+    titles = [" ".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1)]
+    found = sorted(measure(title, SMALL) for title in titles)
+    title = next(room for room in found if len(wrapped(cost.label, room, SMALL)) <= max(lines, 1))
+    return max(title, *(measure(cost.text(row), SMALL) for row in rows)) + 0.03
 
 
 def _panel(ax: Any, report: Report, lines: Sequence[Line | None], column: str, room: float) -> None:
@@ -237,7 +241,7 @@ def _panel(ax: Any, report: Report, lines: Sequence[Line | None], column: str, r
 def _numbers(ax: Any, cost: CostColumn, rows: Sequence[str], name: str) -> None:
     """A column of numbers, aligned to the right."""
     for y, row in enumerate(rows):
-        ax.text(1.0, y, cost.text(row), ha="right", va="center", fontsize=SMALL, color="#333333")
+        ax.text(1.0, y, cost.text(row), ha="right", va="center_baseline", fontsize=SMALL, color="#333333")
     ax.set_xlim(0, 1)
     ax.set_xticks([])
     ax.tick_params(axis="y", length=0)

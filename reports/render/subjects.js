@@ -150,7 +150,7 @@ function mixer(main) {
 const range = (values) => `${short(Math.min(...values))}${Math.min(...values) < Math.max(...values) ? ` to ${short(Math.max(...values))}` : ""}`;
 const speedCells = (cells) => cells.filter((cell) => cell.mean !== null && experimentOf(cell).timed);
 /** One cell of each experiment of a paper that has a row of this mixer. */
-const paperTables = (cells) => [...new Map(cells.filter((cell) => data.papers.includes(experimentOf(cell).folder)).map((cell) => [nameOf(cell), cell])).values()];
+const paperTables = (cells) => [...new Map(cells.filter((cell) => experimentOf(cell).folder in data.papers).map((cell) => [nameOf(cell), cell])).values()];
 
 /** The place of a cell among the rows of its column, by the median: {place, of}. */
 function placeOf(cell) {

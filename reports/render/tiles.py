@@ -94,7 +94,8 @@ def draw_cells(report: Report, words: Words, width: Width) -> Canvas:
             if cell is not None and cell.median is not None:
                 _number(ax, j, i, f"{cell.median:.{max(cell.decimals(decimals), 0)}f}", shares[i][j])
     ax.xaxis.tick_top()
-    ax.set_xticks(range(len(columns)), headers, rotation=90 if upright else 0, linespacing=0.9)
+    place: Any = {"rotation": 90} if upright else {"va": "baseline", "linespacing": 1.12}
+    ax.set_xticks(range(len(columns)), headers, **place)
     label_rows(ax, labels)
     return canvas
 

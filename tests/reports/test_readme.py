@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 from subquad.models import MODELS
 from subquad.reports.render import Report, read_papers
@@ -18,6 +19,7 @@ from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import storage
 from subquad.tasks import TASKS
+from tests.reports.browser import browser, needs_browser
 from tests.reports.committed import ROWS
 
 HOME = Path(__file__).resolve().parents[2]
@@ -81,6 +83,29 @@ def test_the_table_of_the_readme_fits_a_screen():
     (header,) = re.findall(r"^\| table \| cell \|.*$", README, re.MULTILINE)
     assert header.count("|") == 6
     assert 4 <= len(SHORT.findall(README)) <= 10
+
+
+STYLE = """
+.page { width: 922px; font: 16px/1.5 sans-serif } p, pre, table { margin: 0 0 16px } img { max-width: 100% }
+h1, h2 { margin: 24px 0 16px; line-height: 1.25; padding-bottom: .3em; border-bottom: 1px solid }
+pre { padding: 16px; overflow: auto; font-size: 85%; line-height: 1.45 }
+table { display: block; max-width: 100%; overflow: auto; border-collapse: collapse }
+th, td { padding: 6px 13px; border: 1px solid }
+"""
+"""Sizes of a git host's page, on a column of 922 pixels."""
+
+
+@needs_browser
+def test_the_readme_shows_results_within_two_screens_and_cuts_nothing(tmp_path):
+    body = MarkdownIt("commonmark").enable("table").render(README).replace('src="docs/', f'src="{HOME.as_uri()}/docs/')
+    page = tmp_path / "readme.html"
+    page.write_text(f'<!doctype html><meta charset="utf-8"><style>{STYLE}</style><div class="page">{body}</div>')
+    with browser(tmp_path) as tab:
+        tab.size(1280, 1080)
+        tab.open(page, ready='document.readyState === "complete"')
+        start = tab.js("[...document.querySelectorAll('h2')].find((one) => one.textContent === 'Results').offsetTop")
+        assert 1000 < start < 2 * 1080
+        assert tab.js("[...document.querySelectorAll('pre, table')].filter((n) => n.scrollWidth > 922).length") == 0
 
 
 def test_paper_scale_stands_in_a_table_of_its_own_and_the_rest_among_the_reduced():

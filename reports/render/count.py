@@ -18,7 +18,7 @@ from subquad.reports.render.report import Report
 from subquad.suite.settings.config import ExperimentConfig
 
 PAPERS = {"h3": "H3", "dss": "DSS", "mamba": "Mamba", "gsa": "GSA"}
-"""Folder and name of the papers that the suite reproduces, in the order in which they appeared; other folders follow them."""
+"""Folder and name of each paper that the suite reproduces, in the order in which they appeared; others follow them."""
 JUDGED = ("agree", "better", "unclear", "differ")
 """Cells with a verdict; `unstable` and `worse` cells differ."""
 FEW = tuple(f"{name}, few seeds" for name in JUDGED)

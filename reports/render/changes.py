@@ -1,9 +1,9 @@
 """The newest time of every case of our kernels against the one of the commit before, and their figure.
 
-Both are of one device, in different runs. So a case is called slower or faster only where the quartiles of the samples
-are apart, the medians differ by more than 3 %, and by more than two runs of one commit do. What else differs between
-the runs is named, and so is the change of the other implementations that both runs timed, which no commit of ours
-changes. `bench --compare` measures both commits in one run, and decides.
+Both are of one device, mostly in different runs. So a case is called slower or faster only where the quartiles of the
+samples are apart, the medians differ by more than 3 %, and by more than two runs of one commit do. What else differs
+between the runs is named, and so is the change of the other implementations that both runs timed, which no commit of
+ours changes. `bench --compare` measures both commits in one run, and what it says of them stands.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 SMALLEST = 1.03
 """A smaller ratio of medians is no change."""
+RULE = (
+    "Slower and faster: medians differ by more than 3 % and by more than two runs of one commit, and quartiles are "
+    "apart. Unclear: by more than 3 %, but not both. Where bench --compare timed both in one run, its verdict stands."
+)
 OURS = "triton"
 """The implementation whose changes are of interest; others are looked at where no operator has it."""
 Verdict = Literal["slower", "faster", "unclear", "unchanged"]
@@ -44,13 +48,21 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """Median of the newest over the one before."""
+        """Median of the newest over the one before, or of the ratios of rounds where both are of one run."""
         assert self.newest.value is not None
         assert self.before.value is not None
-        return self.newest.value / self.before.value
+        return float(self.in_one_run.get("ratio", self.newest.value / self.before.value))
+
+    @property
+    def in_one_run(self) -> Mapping[str, Any]:
+        """What `bench --compare` says of the two, if it measured them; empty where they are of two runs."""
+        return self.newest.compared if self.newest.run_id == self.before.run_id else {}
 
     @property
     def verdict(self) -> Verdict:
+        if self.in_one_run:
+            word: Verdict | Literal["same"] = self.in_one_run["verdict"]
+            return "unchanged" if word == "same" else word
         (low, high), (before_low, before_high) = self.newest.quartiles, self.before.quartiles
         if max(self.ratio, 1 / self.ratio) <= SMALLEST:
             return "unchanged"
@@ -66,7 +78,10 @@ class Change:
 
     @property
     def differs(self) -> str:
-        """The settings other than the commit that differ: `shapes: paper, then quick`."""
+        """The settings other than the commit that differ: `shapes: paper, then quick`; or that both are of one run."""
+        if self.in_one_run:
+            low, high = self.in_one_run["low"], self.in_one_run["high"]
+            return f"measured in one run: ratio between {low:.3f} and {high:.3f}"
         pairs = ((name, self.before.setting.get(name), value) for name, value in self.newest.setting.items())
         return "; ".join(f"{name}: {old}, then {new}" for name, old, new in pairs if old != new)
 
@@ -152,11 +167,7 @@ def draw_changes(changes: Sequence[Change], width: Width = "page") -> Canvas | N
         (Line2D([], [], ls="none", marker=mark, ms=4, color=color), name) for name, (mark, color) in MARKS.items()
     ]
     legend.append((Line2D([], [], lw=4, alpha=0.3, color="#777777"), "quartiles of the newest"))
-    note = (
-        "Slower and faster: medians differ by more than 3 % and by more than two runs of one commit, and quartiles are "
-        "apart. Unclear: by more than 3 %, but not both. The runs are different ones on one device; bench --compare "
-        f"decides. Measured on {' and '.join(devices)}."
-    )
+    note = f"{RULE} Measured on {' and '.join(devices)}."
     room = WIDTHS[width]
     labels = {id(c): wrapped(_label(c.newest), room * 0.36, SMALL) for cs in shown.values() for c in cs}
     texts = {id(c): wrapped(_times(c), room * 0.28, SMALL) for cs in shown.values() for c in cs}

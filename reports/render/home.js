@@ -241,41 +241,25 @@ function pairBoxes(host, mixers, a = "", b = "") {
 
 // ---------------------------------------------------------------- which kernel changed?
 
-const LEAST_CHANGE = 0.03;
-
-/**
- * The change of a case between its two newest measurements: {row, before, now, ratio, isChange}; null without two.
- *
- * It is a change where the quartiles of the samples do not overlap and the medians differ by more than 3 %.
- */
-function changeOf(row) {
-  const found = row.history.filter((point) => point[4]);
-  if (found.length < 2) return null;
-  const [before, now] = found.slice(-2);
-  const ratio = now[4] / before[4];
-  const apart = now[5] > before[6] || now[6] < before[5];
-  return { row, before, now, ratio, isChange: apart && Math.abs(ratio - 1) > LEAST_CHANGE };
-}
-
 /** `H100` for `NVIDIA H100 80GB HBM3, 2 runs at a time`. */
 const deviceName = (device) => device.replace(/^NVIDIA /, "").split(/[ ,]/)[0];
 
-const changeText = (change) => (change === null ? "" : `${change.ratio >= 1 ? "+" : "−"}${Math.abs(100 * (change.ratio - 1)).toFixed(1)} %`);
+const changeText = ({ ratio }) => `${ratio >= 1 ? "+" : "−"}${Math.abs(100 * (ratio - 1)).toFixed(1)} %`;
 
 function drawChanges(host) {
-  const measured = data.kernels.map(changeOf).filter(Boolean);
-  if (!measured.length) return false;
-  const ours = measured.filter((change) => change.row.implementation === "triton");
-  const among = ours.length ? ours : measured;
-  const slower = among.filter((c) => c.isChange && c.ratio > 1).sort((a, b) => b.ratio - a.ratio);
-  const faster = among.filter((c) => c.isChange && c.ratio < 1).sort((a, b) => a.ratio - b.ratio);
+  const changes = data.kernels.filter((row) => row.change).map((row) => ({ row, ...row.change }));
+  if (!changes.length) return false;
+  const of = (verdict) => changes.filter((change) => change.verdict === verdict);
+  const slower = of("slower").sort((a, b) => b.ratio - a.ratio);
+  const faster = of("faster").sort((a, b) => a.ratio - b.ratio);
+  const unclear = of("unclear").length;
   host.append(element("p", { class: "muted" },
-    `The newest measurement of each case against the one before it, on the same kind of device; ${among.length} cases${ours.length ? " of Triton kernels" : ""} have two. ` +
-    "A case counts as slower or faster where the quartiles of its samples are apart and its medians differ by more than 3 %. " +
-    "The two runs were not interleaved: bench --compare confirms a change in one run."));
+    `The newest measurement of each case of our kernels against that of the commit before, on the same kind of device; ${changes.length} cases have both` +
+    `${unclear ? `, ${unclear} of them unclear` : ""}. ${data.changeRule}`));
   const two = element("div", { class: "two" });
   for (const [title, found] of [["Slower", slower], ["Faster", faster]]) {
-    const part = element("div", {}, element("h3", {}, `${title}: ${found.length}`));
+    const operators = [...new Set(found.map((change) => change.row.operator))];
+    const part = element("div", {}, element("h3", {}, `${title}: ${found.length}${operators.length ? ` case${found.length === 1 ? "" : "s"} of ${operators.join(", ")}` : ""}`));
     if (found.length) changeTable(part, `${title}, the ${Math.min(5, found.length)} that changed most`, found.slice(0, 5));
     two.append(part);
   }
@@ -293,7 +277,12 @@ function changeTable(host, caption, rows) {
         title: "kernel", text: (c) => `${c.row.operator} ${c.row.pass}`,
         draw: (c) => element("span", {},
           element("a", { href: link("kernels", { operator: c.row.operator, open: kernelKey(c.row) }) }, `${c.row.operator} ${c.row.pass}`),
-          element("small", {}, ` ${c.row.case}, ${deviceName(c.row.device)}`)),
+          element("small", {}, ` ${c.row.case}, ${deviceName(c.row.device)}`),
+          element("small", { class: "dash" }, `; ${[
+            `${c.before[0].slice(0, 7)} → ${c.now[0].slice(0, 7)} of ${c.now[1]}`,
+            c.others === null ? "" : `other implementations ${changeText({ ratio: c.others })}`,
+            c.differs,
+          ].filter(Boolean).join("; ")}`)),
       },
       { title: "before ms", number: true, text: (c) => c.before[4].toPrecision(3), sort: (c) => c.before[4] },
       { title: "now ms", number: true, text: (c) => c.now[4].toPrecision(3), sort: (c) => c.now[4] },

@@ -227,6 +227,7 @@ function cost(host) {
 const newest = (row) => row.history[row.history.length - 1];
 const shareOfFloor = ([, , , , median, , , floor]) => (median && floor ? floor / median : null);
 
+const isChange = ({ verdict }) => verdict === "slower" || verdict === "faster";
 const kernelKey = (row) => [row.device, row.operator, row.case, row.pass, row.implementation].join("|");
 
 function kernels(host) {
@@ -234,7 +235,7 @@ function kernels(host) {
   if (!data.kernels.length) { host.append(element("p", {}, "No benchmark has run; start one with: python run_suite.py bench")); return; }
   host.append(element("p", { class: "muted" },
     "The floor is the least time that the bytes or the matrix products need on the device. The change is that of the newest " +
-    "median against the one before it; it is in brackets where the quartiles overlap or it is below 3 %. " +
+    `median of our kernels against that of the commit before, in brackets where it is neither slower nor faster. ${data.changeRule} ` +
     "The trend shows the share over commits, with a band between the quartiles of the samples."));
   table(host, {
     caption: "Newest measurement of every case",
@@ -257,8 +258,8 @@ function kernels(host) {
       { title: "median ms", number: true, text: (row) => newest(row)[4] === null ? newest(row)[2] : newest(row)[4].toPrecision(4), sort: (row) => newest(row)[4] },
       {
         title: "change", number: true, falling: true,
-        text: (row) => { const c = changeOf(row); return c === null ? "" : c.isChange ? changeText(c) : `(${changeText(c)})`; },
-        sort: (row) => { const c = changeOf(row); return c === null ? null : c.isChange ? c.ratio - 1 : 0; },
+        text: ({ change }) => (!change ? "" : isChange(change) ? changeText(change) : `(${changeText(change)})`),
+        sort: ({ change }) => (!change ? null : isChange(change) ? change.ratio - 1 : 0),
       },
       { title: "trend", text: () => "", draw: trend, sort: (row) => row.history.length },
       { title: "commits", number: true, text: (row) => String(row.history.length), sort: (row) => row.history.length },

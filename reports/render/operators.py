@@ -1,8 +1,7 @@
 """The history of the operators' speed: the newest time of every case, what changed since the commit before, comparisons
 of revisions in one run, and their figure.
 
-Only `bench --compare` measures two revisions in one run. What `changes` says across two runs of one device is named as
-such, with its criterion.
+What `changes` says across two runs of one device is named as such, with its criterion.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from subquad.reports.render.changes import HEADER, changes_of, draw_changes, line_of
+from subquad.reports.render.changes import HEADER, RULE, changes_of, draw_changes, line_of
 from subquad.reports.render.document import DASH, Document, Grid
 from subquad.reports.render.figure import colors_of
-from subquad.reports.render.speed import Point, case_of, points_of, shown_rows
+from subquad.reports.render.speed import Point, points_of, shown_rows
 from subquad.suite.environment import CALL
-from subquad.suite.store.documents import verdict_in
 
 if TYPE_CHECKING:
     from subquad.reports.render.sheet import Canvas, Width
 
 CHANGES = (
-    "slower, faster: the medians differ by more than 3 % and by more than two runs of one commit (repeats), and the "
-    "quartiles of the samples are apart; unclear: by more than 3 %, but not both. fastest: ratio of the fastest "
-    "samples. others: ratio of the other implementations in the same two runs, which no commit of ours changes."
+    f"{RULE} repeats: largest ratio of two runs of one commit. fastest: ratio of the fastest samples. others: ratio of "
+    "the other implementations in the same two runs, which no commit of ours changes."
 )
 
 
@@ -107,9 +104,9 @@ def history(frame: pd.DataFrame, figure: Literal["changes", "shares"] | None = N
     changes = changes_of(points)
     if told := [change for change in changes if change.verdict != "unchanged"]:
         lines = tuple((change.newest.device, *line_of(change)) for change in told)
-        heading = "Newest against the commit before, in two runs on one device; unchanged cases left out"
+        heading = "Newest against the commit before, on one device; unchanged cases left out"
         grids.append(Grid(heading, ("device", *HEADER), lines, 4, tuple((c.newest.run_id,) for c in told)))
-    compared = list(_comparisons(frame))
+    compared = list(_comparisons(points))
     if compared:
         titles = ("operator", "case", "implementation", "verdict", "base", "this", "ratio", "95 % interval", "noise")
         heading = "Revisions against each other, on one device in one run"
@@ -163,19 +160,17 @@ def _line(point: Point) -> tuple[str, ...]:
     )
 
 
-def _comparisons(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    found = frame[(frame["metric"] == "ratio") & frame["value"].notna()]
-    for row in found.sort_values("started_at", kind="stable").to_dict("records"):
-        config = verdict_in(row["config"])
-        case, direction = case_of(row["slice"])
-        yield (
-            row["task"],
-            f"{case} {direction}",
-            row["model"],
-            config["verdict"],
-            config["base"][:10],
-            (row["commit"] or "unknown")[:10],
-            f"{row['value']:.3f}",
-            f"[{config['low']:.3f}, {config['high']:.3f}]",
-            f"{config['noise']:.1%}",
-        )
+def _comparisons(points: Sequence[Point]) -> Iterator[tuple[str, ...]]:
+    for point in points:
+        if found := point.compared:
+            yield (
+                point.op,
+                f"{point.case} {point.direction}",
+                point.implementation,
+                found["verdict"],
+                found["base"][:10],
+                point.commit[:10],
+                f"{found['ratio']:.3f}",
+                f"[{found['low']:.3f}, {found['high']:.3f}]",
+                f"{found['noise']:.1%}",
+            )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.reports.render.board import NOTES, NUMBERS, Board, counts_of, crossovers, folder_of, health
+from subquad.reports.render.changes import RULE, Change, changes_of
 from subquad.reports.render.count import CELLS, PAPERS, claims_text, count, prefix
 from subquad.reports.render.figure import colors_of
 from subquad.reports.render.judge import Cell, setting_text
@@ -96,6 +97,7 @@ def page_data(board: Board) -> dict[str, Any]:
         "rates": [found for i, report in enumerate(reports) for found in _rates(report, i)],
         "tradeoff": [found for i, report in enumerate(reports) if (found := _tradeoff(report, i))["points"]],
         "kernels": _kernels(points_of(board.kernels)),
+        "changeRule": RULE,
         "crossover": [
             {
                 "experiment": found.experiment,
@@ -280,6 +282,7 @@ def _kernels(points: Sequence[Point]) -> list[dict[str, Any]]:
         # a commit that is measured again stands where it was measured last
         by_commit.pop(point.commit, None)
         by_commit[point.commit] = point
+    changes = {change.newest.key: change for change in changes_of(points)}
     return [
         {
             "device": device,
@@ -288,9 +291,24 @@ def _kernels(points: Sequence[Point]) -> list[dict[str, Any]]:
             "pass": direction,
             "implementation": implementation,
             "history": [_measured(point) for point in by_commit.values()],
+            "change": _change(changes.get((device, operator, case, direction, implementation))),
         }
         for (device, operator, case, direction, implementation), by_commit in sorted(cases.items())
     ]
+
+
+def _change(change: Change | None) -> dict[str, Any] | None:
+    """The newest measurement of a case against the one of the commit before, by the rule of `changes`."""
+    if change is None:
+        return None
+    return {
+        "before": _measured(change.before),
+        "now": _measured(change.newest),
+        "ratio": _short(change.ratio),
+        "verdict": change.verdict,
+        "others": change.others if change.others is None else _short(change.others),
+        "differs": change.differs,
+    }
 
 
 def _measured(point: Point) -> list[Any]:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from subquad.reports.render.floors import with_floors
 from subquad.suite.bench.cases import SETS
+from subquad.suite.store.documents import verdict_in
 from subquad.suite.store.storage import TEXTS
 
 
@@ -36,6 +37,8 @@ class Point:
     """The metrics `floor_time`, `peak_extra_memory` and `cold_start` of the same case and run."""
     setting: dict[str, str]
     """Shapes, versions of torch and Triton, and threads of the run, by name."""
+    compared: dict[str, Any]
+    """`ratio`, `low`, `high`, `noise`, `base` and `verdict` of `bench --compare`, if it measured this point."""
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -73,6 +76,9 @@ def _points(frame: pd.DataFrame) -> Iterator[Point]:
     others: dict[tuple[Any, ...], dict[str, float]] = {}
     for row in frame[frame["metric"].isin(["floor_time", "peak_extra_memory", "cold_start"])].to_dict("records"):
         others.setdefault(tuple(row[name] for name in columns), {})[row["metric"]] = row["value"]
+    compared = {}
+    for row in frame[(frame["metric"] == "ratio") & frame["value"].notna()].to_dict("records"):
+        compared[tuple(row[name] for name in columns)] = {**verdict_in(row["config"]), "ratio": row["value"]}
     for row in frame[frame["metric"] == "time"].to_dict("records"):
         case, direction = case_of(row["slice"])
         yield Point(
@@ -90,6 +96,7 @@ def _points(frame: pd.DataFrame) -> Iterator[Point]:
             error=row["error"],
             others=others.get(tuple(row[name] for name in columns), {}),
             setting={"shapes": row["scale"], **{name: row[name] for name in ("torch", "triton")}, **_threads(row)},
+            compared=compared.get(tuple(row[name] for name in columns), {}),
         )
 
 

@@ -116,6 +116,17 @@ def test_slower_is_what_differs_by_more_than_noise(tmp_path, runs, verdict):
     assert change.verdict == verdict
 
 
+@pytest.mark.parametrize(("word", "verdict"), [("same", "unchanged"), ("slower", "slower")])
+def test_what_a_comparison_in_one_run_says_of_two_commits_stands(tmp_path, word, verdict):
+    ratio = {"same": 1.0, "slower": 1.2}[word]
+    # medians of all samples tell nothing of the rounds, in which both are timed under one load
+    taken = {"A": [0.1] * 3, "B": [0.15] * 3 if word == "same" else [0.1] * 3, "control": [0.1] * 3}
+    bench(tmp_path, "bbbb", "2026-02-01", [], verdict=Comparison(ratio, 0.99, 1.21, 0.004, taken, [ratio] * 3))
+    (change,) = changes_of(points_of(storage.read(storage.files([tmp_path], "kernels"))))
+    assert (change.ratio, change.verdict) == (ratio, verdict)
+    assert change.differs == "measured in one run: ratio between 0.990 and 1.210"
+
+
 def test_a_change_names_what_else_differs_and_how_the_others_changed(tmp_path):
     (change,) = changes(tmp_path, ("a", [1.0, 1.0, 1.0]), ("b", [1.0, 1.5, 1.5]))
     assert (change.ratio, change.fastest, change.others) == (1.5, 1.0, None)

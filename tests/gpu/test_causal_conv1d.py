@@ -1,15 +1,14 @@
 """The short causal convolution on a GPU: the laws of `tests/kernels/test_causal_conv1d.py` at sizes of real use."""
 
-import functools
 from functools import partial
 
 import pytest
 import torch
 
-from subquad.kernels.backend import record_operators
 from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
 from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -43,24 +42,7 @@ def half_of_a_projection(x):
     return torch.cat([x, x + 1], dim=-1).chunk(2, dim=-1)[0]
 
 
-@functools.lru_cache(2)
-def cotangent(shape):
-    """The same gradient for every path; cached, because random numbers cannot be drawn while a graph is captured."""
-    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(7), device="cuda")
-
-
-def results(op, inputs, view=channel_last):
-    """y, final state, and the gradients of x, weight, bias and initial state."""
-    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
-    x = view(inputs["x"]).detach().requires_grad_()
-    y, state = op(**{**inputs, **leaves, "x": x}, return_final_state=True)
-    cotangents = [cotangent(tuple(o.shape)).to(o) for o in (y, state)]
-    wanted = [x, *(leaves[name] for name in ("weight", "bias", "initial_state"))]
-    return [y, state, *torch.autograd.grad([y, state], wanted, cotangents)]
-
-
-def wide(inputs):
-    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
+TORCH, TRITON = (partial(causal_conv1d, return_final_state=True, backend=backend) for backend in ("torch", "triton"))
 
 
 @pytest.mark.parametrize("memory", [channel_last, channel_first, half_of_a_projection])
@@ -68,11 +50,7 @@ def wide(inputs):
 @pytest.mark.parametrize(("taps", "shape"), [(4, (4, 2048, 768)), (3, (3, 1000, 200)), (2, (2, 4099, 77))])
 def test_a_long_sequence_equals_plain_pytorch_in_double_precision(memory, dtype, taps, shape):
     inputs = make_inputs(*shape, taps, dtype)
-    exact = results(partial(causal_conv1d, backend="torch"), wide(inputs))
-    plain = results(partial(causal_conv1d, backend="torch"), inputs)
-    actual = results(partial(causal_conv1d, backend="triton"), inputs, memory)
-    for index, (a, e, p) in enumerate(zip(actual, exact, plain, strict=True)):
-        assert_close(a, e, dtype, plain=p, what=f"result {index}")
+    assert_equals_plain_pytorch(TRITON, TORCH, inputs | {"x": memory(inputs["x"])}, dtype)
 
 
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
@@ -92,10 +70,7 @@ def test_the_kernel_equals_the_loop(memory, length, taps, dtype, width):
 @pytest.mark.parametrize("memory", [channel_last, channel_first])
 def test_a_million_steps(memory):
     inputs = make_inputs(1, 2**20, 6)
-    exact = results(partial(causal_conv1d, backend="torch"), wide(inputs))
-    actual = results(partial(causal_conv1d, backend="triton"), inputs, memory)
-    for index, (a, e) in enumerate(zip(actual, exact, strict=True)):
-        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+    assert_equals_plain_pytorch(TRITON, None, inputs | {"x": memory(inputs["x"])}, exact=TORCH)
 
 
 @pytest.mark.large
@@ -104,10 +79,7 @@ def test_offsets_beyond_two_to_the_31():
     storage = torch.zeros(2**31 + 2**20, dtype=torch.bfloat16, device="cuda")
     x = storage.as_strided((1, 9, 64), (0, 2**28, 1)).copy_(torch.randn(1, 9, 64, device="cuda"))
     inputs = make_inputs(1, 9, 64) | {"x": x}
-    exact = results(partial(causal_conv1d, backend="torch"), wide(inputs))
-    actual = results(partial(causal_conv1d, backend="triton"), inputs)
-    for index, (a, e) in enumerate(zip(actual, exact, strict=True)):
-        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+    assert_equals_plain_pytorch(TRITON, None, inputs, exact=TORCH)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
@@ -130,11 +102,3 @@ def test_recorded_steps_equal_the_whole(dtype):
         # the same products and sums in another kernel
         assert_close(y_t, whole[:, t].double(), dtype, plain=whole[:, t])
     assert torch.equal(state, final)
-
-
-def test_automatic_choice_is_triton():
-    inputs = make_inputs(2, 64, 64)
-    for given, backend in ((inputs, "triton"), (wide(inputs), "torch")):
-        with record_operators() as used:
-            causal_conv1d(**given)
-        assert used["causal_conv1d"]["backend"] == backend

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from subquad.kernels.delta_rule import delta_rule, delta_rule_reference
-from subquad.suite.laws.accuracy import assert_close
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -50,37 +50,15 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
     }
 
 
-def results(op, inputs):
-    """o, the final state, and the gradients of every tensor among the inputs."""
-    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
-    outputs = op(**{**inputs, **leaves})
-    g = torch.Generator("cuda").manual_seed(7)
-    # rounded, so that the exact results belong to the same cotangents as those of the kernels
-    cotangents = [torch.randn(o.shape, generator=g, device="cuda").bfloat16().to(o) for o in outputs]
-    # likewise for the gradient of the state
-    cotangents[1] *= inputs["q"].shape[-1] ** -0.5
-    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
-
-
-def wide(inputs):
-    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
-
-
-def floor_of(name, inputs):
-    """The floor of the accuracy rule for a result; None: that of all operators."""
-    decays, in_bfloat16 = inputs["log_decay"], inputs["q"].dtype == torch.bfloat16
-    of_channels = decays is not None and decays.dim() == 4
-    return CHANNEL_FLOOR if of_channels and in_bfloat16 and name.startswith("gradient") else None
-
-
-def assert_right(inputs, floor=floor_of):
-    exact = results(TORCH, wide(inputs))
-    plain = results(delta_rule_reference, inputs)
-    names = ["o", "final state", *(f"gradient of {name}" for name, t in inputs.items() if torch.is_tensor(t))]
-    for name, a, e, p in zip(names, results(TRITON, inputs), exact, plain, strict=True):
-        assert_close(a, e, inputs["q"].dtype, plain=p, what=name, floor=floor(name, inputs))
-    for name, a, e, p in zip(names[:2], TRITON(**inputs), exact[:2], plain[:2], strict=True):
-        assert_close(a, e, inputs["q"].dtype, plain=p, what=f"{name} without gradients")
+def assert_right(inputs, follows_the_rule=False, plain=delta_rule_reference, **options):
+    decays, dtype = inputs["log_decay"], inputs["q"].dtype
+    of_channels = decays is not None and decays.dim() == 4 and dtype == torch.bfloat16
+    floors = dict.fromkeys(inputs, CHANNEL_FLOOR) if of_channels and not follows_the_rule else {}
+    # the gradient of the state is as large as the state
+    sizes = {1: inputs["q"].shape[-1] ** -0.5}
+    ops = (partial(op, **options) if op and options else op for op in (TRITON, plain))
+    exact = partial(TORCH, **options)
+    assert_equals_plain_pytorch(*ops, inputs, dtype, exact=exact, floors=floors, sizes=sizes)
 
 
 @pytest.mark.parametrize(
@@ -111,36 +89,26 @@ def test_small_sizes_equal_plain_pytorch_in_double_precision(decay, key_dim, val
 @pytest.mark.parametrize("decay", [pytest.param("key", marks=MISSES), pytest.param("write", marks=MISSES), "plain"])
 def test_gradients_with_a_decay_of_channels_follow_the_rule(decay):
     for kept in ("mild", "medium", "mixed"):
-        assert_right(make_inputs(1, 450, 2, 128, 128, decay, kept=kept), floor=lambda name, inputs: None)
+        assert_right(make_inputs(1, 450, 2, 128, 128, decay, kept=kept), follows_the_rule=True)
 
 
 @every_decay
 def test_segments_equal_plain_pytorch_in_double_precision(decay):
     """One sequence of two heads is cut into segments. 16 divides its length, and its last chunk is not whole."""
-    inputs = make_inputs(1, 4112, 2, 128, 128, decay)
-    exact = results(TORCH, wide(inputs))
-    names = ["o", "final state", *(f"gradient of {name}" for name, t in inputs.items() if torch.is_tensor(t))]
-    for name, a, e in zip(names, results(TRITON, inputs), exact, strict=True):
-        plain, floor = e.to(torch.bfloat16), floor_of(name, inputs)
-        assert_close(a, e, torch.bfloat16, plain=plain, what=name, floor=floor)
+    assert_right(make_inputs(1, 4112, 2, 128, 128, decay), plain=None)
 
 
 def test_packed_sequences_equal_separate_ones():
     inputs = make_inputs(1, 700, 4, 64, 64, "head")
     ends = [0, 1, 130, 130, 700]
     inputs["initial_state"] = torch.cat([inputs["initial_state"]] * 4)
-    packed = results(partial(TRITON, cu_seqlens=torch.tensor(ends)), inputs)
-    separate = results(partial(TORCH, cu_seqlens=torch.tensor(ends)), wide(inputs))
-    for index, (a, e) in enumerate(zip(packed, separate, strict=True)):
-        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+    assert_right(inputs, plain=None, cu_seqlens=torch.tensor(ends))
 
 
 @pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""
     inputs = make_inputs(1, 70, 1, 64, 64, "head")
-    exact = results(TORCH, wide(inputs))
     storage = torch.zeros(69 * 2**25 + 64, dtype=torch.bfloat16, device="cuda")
     inputs["v"] = storage.as_strided((1, 70, 1, 64), (0, 2**25, 64, 1)).copy_(inputs["v"])
-    for index, (a, e) in enumerate(zip(results(TRITON, inputs), exact, strict=True)):
-        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+    assert_right(inputs, plain=None)

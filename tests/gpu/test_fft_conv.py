@@ -8,7 +8,8 @@ import torch
 from subquad.kernels.fft_conv import fft_conv
 from subquad.kernels.fft_conv import workloads as described
 from subquad.kernels.fft_conv.reference import fft_conv_reference
-from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.test_fft_conv import make_inputs as make_small_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -24,23 +25,6 @@ def make_inputs(batch, length, width, dtype=BF16, gates="gated", skip=True):
     inputs = described.make_inputs({"B": batch, "T": length, "D": width, "gates": gates}, dtype, g)
     inputs = described.time_contiguous(inputs)
     return inputs | ({"D": torch.randn(width, generator=g, device="cuda")} if skip else {})
-
-
-def results(op, inputs):
-    """y and the gradient of every input, for a cotangent that is the same in every dtype."""
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
-    y = op(**leaves)
-    batch, length, width = y.shape
-    g = torch.Generator("cuda").manual_seed(7)
-    dy = torch.randn(batch, width, length, generator=g, device="cuda").bfloat16().to(y).transpose(1, 2)
-    return [y, *torch.autograd.grad(y, list(leaves.values()), dy)]
-
-
-def assert_results_close(inputs, dtype):
-    exact = results(TORCH, {name: x.double() for name, x in inputs.items()})
-    plain, actual = results(TORCH, inputs), results(TRITON, inputs)
-    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
-        assert_close(a, e, dtype, plain=p, what=name)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +49,7 @@ def assert_results_close(inputs, dtype):
     ],
 )
 def test_a_long_sequence_equals_the_transform_in_double_precision(dtype, gates, shape):
-    assert_results_close(make_inputs(*shape, dtype=dtype, gates=gates), dtype)
+    assert_equals_plain_pytorch(TRITON, TORCH, make_inputs(*shape, dtype=dtype, gates=gates), dtype)
 
 
 @pytest.mark.parametrize("lags", [1, 100, 511, 512, 777, 3000, 9000])
@@ -73,7 +57,7 @@ def test_a_long_sequence_equals_the_transform_in_double_precision(dtype, gates, 
 def test_any_filter_length(lags, dtype, length):
     inputs = make_inputs(2, length, 24, dtype=dtype, gates="plain", skip=False)
     filters = torch.randn(24, lags, generator=torch.Generator("cuda").manual_seed(lags), device="cuda")
-    assert_results_close(inputs | {"filter": filters / min(lags, length) ** 0.5}, dtype)
+    assert_equals_plain_pytorch(TRITON, TORCH, inputs | {"filter": filters / min(lags, length) ** 0.5}, dtype)
 
 
 @pytest.mark.parametrize("length", [1, 65, 500])

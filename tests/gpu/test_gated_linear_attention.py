@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_reference
-from subquad.suite.laws.accuracy import assert_close
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -59,29 +59,9 @@ def make_inputs(batch, length, heads, key_dim, value_dim, decay, dtype=torch.bfl
     }
 
 
-def results(op, inputs):
-    """o, the final state, and the gradients of every tensor among the inputs."""
-    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
-    outputs = op(**{**inputs, **leaves})
-    g = torch.Generator("cuda").manual_seed(7)
-    # rounded, so that the exact results belong to the same cotangents as those of the kernels
-    cotangents = [torch.randn(o.shape, generator=g, device="cuda").bfloat16().to(o) for o in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
-
-
-def wide(inputs):
-    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
-
-
-def assert_right(inputs):
-    exact = results(TORCH, wide(inputs))
-    plain = results(gated_linear_attention_reference, inputs)
-    names = ["o", "final state", *(f"gradient of {name}" for name, t in inputs.items() if torch.is_tensor(t))]
-    for name, a, e, p in zip(names, results(TRITON, inputs), exact, plain, strict=True):
-        assert_close(a, e, inputs["q"].dtype, plain=p, what=name)
-    # without gradients most keep their states inside
-    for name, a, e, p in zip(names[:2], TRITON(**inputs), exact[:2], plain[:2], strict=True):
-        assert_close(a, e, inputs["q"].dtype, plain=p, what=f"{name} without gradients")
+def assert_right(inputs, plain=gated_linear_attention_reference):
+    """Without gradients most keep their states inside."""
+    assert_equals_plain_pytorch(TRITON, plain, inputs, inputs["q"].dtype, exact=TORCH)
 
 
 @pytest.mark.parametrize(
@@ -106,20 +86,13 @@ def test_small_sizes_equal_plain_pytorch_in_double_precision(decay, key_dim, val
 
 @pytest.mark.parametrize("decay", ["none", "key"])
 def test_a_hundred_thousand_steps(decay):
-    inputs = make_inputs(1, 100_001, 1, 64, 64, decay)
-    exact = results(TORCH, wide(inputs))
-    for index, (a, e) in enumerate(zip(results(TRITON, inputs), exact, strict=True)):
-        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
-    for name, a, e in zip(("o", "final state"), TRITON(**inputs), exact[:2], strict=True):
-        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"{name} without gradients")
+    assert_right(make_inputs(1, 100_001, 1, 64, 64, decay), plain=None)
 
 
 @pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""
     inputs = make_inputs(1, 70, 1, 64, 64, "key")
-    exact = results(TORCH, wide(inputs))
     storage = torch.zeros(69 * 2**25 + 64, dtype=torch.bfloat16, device="cuda")
     inputs["v"] = storage.as_strided((1, 70, 1, 64), (0, 2**25, 64, 1)).copy_(inputs["v"])
-    for index, (a, e) in enumerate(zip(results(TRITON, inputs), exact, strict=True)):
-        assert_close(a, e, torch.bfloat16, plain=e.to(torch.bfloat16), what=f"result {index}")
+    assert_right(inputs, plain=None)

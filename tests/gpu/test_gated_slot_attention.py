@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_reference
-from subquad.suite.laws.accuracy import assert_close
+from tests.gpu.real_sizes import assert_equals_plain_pytorch, results
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -50,20 +50,6 @@ def make_inputs(batch, length, heads, key_dim, value_dim, num_slots, dtype=torch
     }
 
 
-def results(op, inputs):
-    """o, the final states, and the gradients of every tensor among the inputs."""
-    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
-    outputs = op(**{**inputs, **leaves})
-    g = torch.Generator("cuda").manual_seed(7)
-    # rounded, so that the exact results belong to the same cotangents as those of the kernels
-    cotangents = [torch.randn(o.shape, generator=g, device="cuda").bfloat16().to(o) for o in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
-
-
-def wide(inputs):
-    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
-
-
 @pytest.mark.parametrize(
     ("sizes", "dtype", "model"),
     [
@@ -77,19 +63,12 @@ def wide(inputs):
 )
 def test_real_sizes_equal_plain_pytorch_in_double_precision(sizes, dtype, model):
     inputs = make_inputs(*sizes, dtype, model)
-    exact, plain = results(TORCH, wide(inputs)), results(REFERENCE, inputs)
-    names = ["o", "keys", "values", *(f"gradient of {name}" for name, t in inputs.items() if torch.is_tensor(t))]
-    for name, a, e, p in zip(names, results(TRITON, inputs), exact, plain, strict=True):
-        assert_close(a, e, dtype, plain=p, what=name)
-    for name, a, e, p in zip(names[:3], TRITON(**inputs), exact[:3], plain[:3], strict=True):
-        assert_close(a, e, dtype, plain=p, what=f"{name} without gradients")
+    assert_equals_plain_pytorch(TRITON, REFERENCE, inputs, dtype, exact=TORCH)
 
 
 def test_a_long_sequence_equals_plain_pytorch_in_double_precision():
     """Long enough for segments walked side by side."""
     inputs = make_inputs(1, 20_001, 2, 64, 64, 64)
-    exact, plain = results(TORCH, wide(inputs)), results(REFERENCE, inputs)
+    assert_equals_plain_pytorch(TRITON, REFERENCE, inputs, torch.bfloat16, exact=TORCH)
     found, again = results(TRITON, inputs), results(TRITON, inputs)
-    for index, (a, b, e, p) in enumerate(zip(found, again, exact, plain, strict=True)):
-        assert torch.equal(a, b)
-        assert_close(a, e, torch.bfloat16, plain=p, what=f"result {index}")
+    assert all(torch.equal(x, again[name]) for name, x in found.items())

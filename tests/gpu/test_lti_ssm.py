@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from subquad.kernels.backend import record_operators
 from subquad.kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
 from subquad.kernels.lti_ssm import workloads as described
 from subquad.kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
 from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.test_lti_ssm import PARAMETERS
 from tests.kernels.test_lti_ssm import make_inputs as make_small_inputs
 
@@ -29,33 +29,8 @@ def make_inputs(batch, length, width, state=32, dtype=torch.bfloat16, gates="gat
     return described.time_contiguous(inputs) | {"initial_state": h}
 
 
-def cotangents_of(inputs):
-    """Gradients of y and of the final state to start from, the same in every dtype."""
-    g = torch.Generator("cuda").manual_seed(7)
-    shapes = inputs["u"].shape, inputs["initial_state"].shape
-    return [torch.randn(shape, generator=g, device="cuda").bfloat16() for shape in shapes]
-
-
-def results(op, inputs, cotangents=None):
-    """y, the final state, and the gradient of every input tensor."""
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
-    outputs = op(**(inputs | leaves))
-    pairs = zip(cotangents or cotangents_of(inputs), outputs, strict=True)
-    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), [c.to(x) for c, x in pairs])]
-
-
-def wide(inputs):
-    def double(x):
-        return x.to(torch.complex128 if x.is_complex() else torch.float64)
-
-    return {name: double(x) if torch.is_tensor(x) else x for name, x in inputs.items()}
-
-
 def assert_results_close(inputs, dtype):
-    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(TRITON, inputs)
-    names = ["y", "final state", *(name for name, x in inputs.items() if torch.is_tensor(x))]
-    for name, a, e, p in zip(names, actual, exact, plain, strict=True):
-        assert_close(a, e, dtype, plain=p, what=name)
+    assert_equals_plain_pytorch(TRITON, TORCH, inputs, dtype)
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -98,21 +73,8 @@ def test_where_the_kernel_does_not_go_the_filter_and_its_convolution_do(dtype, d
     if discretization == "dss-softmax":
         # a softmax that is not narrow, with some growing modes
         inputs |= {"A": inputs["A"] * torch.where(torch.arange(state, device="cuda") % 3 == 0, -1.0, 1.0)}
-    inputs |= {"discretization": discretization}
-
-    def with_gradients(backend, inputs):
-        leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if torch.is_tensor(x)}
-        y = lti_ssm(**(inputs | leaves), backend=backend)
-        g = torch.Generator("cuda").manual_seed(7)
-        dy = torch.randn(y.shape, generator=g, device="cuda").bfloat16()
-        return {"y": y} | dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), dy.to(y)), strict=True))
-
-    exact, plain, actual = (
-        with_gradients(*by) for by in (("torch", wide(inputs)), ("torch", inputs), ("auto", inputs))
-    )
-    assert exact["y"].abs().mean() > 0.3
-    for name, x in actual.items():
-        assert_close(x, exact[name], dtype, plain=plain[name], what=name)
+    auto, plain = lti_ssm, partial(lti_ssm, backend="torch")
+    assert_equals_plain_pytorch(auto, plain, inputs | {"discretization": discretization}, dtype)
 
 
 def test_a_skip_in_half_precision_has_its_gradient():
@@ -208,12 +170,3 @@ def test_recorded_steps_give_the_same_bits(rows):
     graph.replay()
     assert torch.equal(recorded, expected)
     assert torch.equal(state, expected_state)
-
-
-def test_auto_takes_the_kernel_of_a_step():
-    inputs = described.make_step_inputs({"B": 2, "D": 8, "N": 4}, torch.float32, torch.Generator().manual_seed(0))
-    inputs = {name: x.to("cuda") if torch.is_tensor(x) else x for name, x in inputs.items()}
-    with record_operators() as used:
-        described.with_state(lti_ssm_step)(**inputs)
-    # a step counts as its operator
-    assert used["lti_ssm"]["backend"] == "triton"

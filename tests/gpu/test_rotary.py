@@ -6,16 +6,9 @@ import pytest
 import torch
 
 from subquad.kernels.rotary import rotary
-from subquad.suite.laws.accuracy import assert_close
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-
-def results(op, q, k, *tables):
-    leaves = [q.detach().requires_grad_(), k.detach().requires_grad_()]
-    outputs = op(*leaves, *tables)
-    cotangents = [torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).bfloat16().to(y) for y in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, leaves, cotangents)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -26,9 +19,10 @@ def test_large_inputs_equal_plain_pytorch_in_double_precision(batch, length, hea
     q, k = torch.randn(batch, length, 2, heads, size, generator=g, device="cuda").to(dtype).unbind(2)
     angle = torch.arange(length + 3, device="cuda")[:, None] * 10.0 ** -torch.arange(size // 2, device="cuda")
     time = torch.randint(length + 3, (batch, length), generator=g, device="cuda")
-    cos, sin = angle.cos(), angle.sin()
-    exact = results(partial(rotary, backend="torch"), q.double(), k.double(), cos.double(), sin.double(), time)
-    plain = results(partial(rotary, backend="torch"), q, k, cos, sin, time)
-    for a, e, p in zip(results(partial(rotary, backend="triton"), q, k, cos, sin, time), exact, plain, strict=True):
-        assert a.dtype == dtype
-        assert_close(a, e, dtype, plain=p)
+    inputs = {"q": q, "k": k}
+    tables = {torch.float64: (angle.cos().double(), angle.sin().double()), dtype: (angle.cos(), angle.sin())}
+
+    def op(q, k, backend):
+        return rotary(q, k, *tables[q.dtype], time, backend=backend)
+
+    assert_equals_plain_pytorch(*(partial(op, backend=backend) for backend in ("triton", "torch")), inputs, dtype)

@@ -1,23 +1,17 @@
 """Rotated keys on a GPU, at sizes of real use."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from subquad.kernels.backend import record_operators
-from subquad.kernels.rotated_keys import rotated_keys
 from subquad.kernels.rotated_keys.reference import rotated_keys_reference
 from subquad.kernels.rotated_keys.workloads import KEEP
-from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.test_rotated_keys import TORCH, TRITON, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-
-def results(op, inputs, **options):
-    leaves = {name: x.detach().requires_grad_() for name, x in inputs.items()}
-    outputs = op(**leaves, **options)
-    cotangents = [torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).bfloat16().to(y) for y in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -34,12 +28,9 @@ def test_a_layer_of_mamba_3_equals_plain_pytorch_in_double_precision(dtype):
     """B and C are float32 there, whatever the dtype of keys and queries; angles grow to some hundred."""
     inputs = {name: x.to("cuda", torch.float32) for name, x in make_inputs(2, 2048, 32, 128, 32).items()}
     inputs["theta"] = inputs["theta"].abs().div(300).cumsum(1)
-    exact = results(TORCH, {name: x.double() for name, x in inputs.items()}, dtype=torch.float64)
-    plain = results(TORCH, inputs, dtype=dtype)
-    found = results(TRITON, inputs, dtype=dtype)
-    names = ["keys", "queries", "own", *inputs]
-    for name, a, e, p in zip(names, found, exact, plain, strict=True):
-        assert_close(a, e, dtype if name in ("keys", "queries") else torch.float32, plain=p, what=name)
+    # in float64 keys and queries are exact, too
+    ops = (partial(op, dtype=dtype) for op in (TRITON, TORCH))
+    assert_equals_plain_pytorch(*ops, inputs, exact=partial(TORCH, dtype=torch.float64))
 
 
 @pytest.mark.large
@@ -57,24 +48,17 @@ def test_more_than_two_to_the_31_elements():
     inputs["theta"] = randn(1, rows, heads, pairs)
     inputs |= {name: randn(1, rows, heads) for name in ("now", "later", "log_decay")}
     end = {name: x if name.endswith("bias") else x[:, -40:] for name, x in inputs.items()}
-    whole = results(TRITON, inputs, dtype=torch.bfloat16)
+    wholes = {name: x.requires_grad_() for name, x in inputs.items()}
+    made = TRITON(**wholes, dtype=torch.bfloat16)
+    drawn = [torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).bfloat16().to(y) for y in made]
+    whole = [*made, *torch.autograd.grad(made, list(wholes.values()), drawn)]
     keys, queries, own = TORCH(**end, dtype=torch.bfloat16)
     for found, expected in zip(whole, (keys, queries, own), strict=False):
         torch.testing.assert_close(found[:, -40:], expected, rtol=2**-7, atol=1e-4)
     # gradients of positions, against those of the same cotangents on the last rows
     leaves = {name: x.detach().requires_grad_() for name, x in end.items()}
     outputs = TORCH(**leaves, dtype=torch.bfloat16)
-    cotangents = [
-        torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y)[:, -40:].bfloat16().to(y) for y in whole[:3]
-    ]
-    expected = torch.autograd.grad(outputs, [leaves["theta"], leaves["later"]], cotangents)
+    expected = torch.autograd.grad(outputs, [leaves["theta"], leaves["later"]], [dy[:, -40:] for dy in drawn])
     for name, e in zip(("theta", "later"), expected, strict=True):
         found = whole[3 + list(inputs).index(name)][:, -39:]
         torch.testing.assert_close(found, e[:, -39:], rtol=1e-4, atol=1e-4)
-
-
-def test_auto_takes_the_kernels():
-    inputs = {name: x.to("cuda", torch.float32) for name, x in make_inputs(1, 5, 2, 16, 4).items()}
-    with record_operators() as used:
-        rotated_keys(**inputs)
-    assert used["rotated_keys"]["backend"] == "triton"

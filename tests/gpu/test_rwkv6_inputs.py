@@ -4,14 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
-from subquad.kernels.backend import record_operators
 from subquad.kernels.rwkv6_inputs import rwkv6_inputs
 from subquad.kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
 from subquad.suite.laws.accuracy import assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.gated import on_device
-from tests.kernels.rwkv_inputs import kernels_equal_plain_pytorch
 from tests.kernels.test_rwkv6_inputs import KEEP, POSITIONS, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -35,7 +33,8 @@ def test_the_kernels_equal_the_equations_in_double_precision(sizes, dtype):
 def test_a_layer_equals_plain_pytorch_in_double_precision(dtype):
     inputs = on_device(make_inputs(8, 2048, 32, 64))
     inputs |= {name: inputs[name].to(dtype) for name in POSITIONS}
-    kernels_equal_plain_pytorch(rwkv6_inputs, inputs, dtype)
+    ops = (partial(rwkv6_inputs, backend=backend) for backend in ("triton", "torch"))
+    assert_equals_plain_pytorch(*ops, inputs, dtype)
 
 
 @pytest.mark.large
@@ -53,10 +52,3 @@ def test_more_than_two_to_the_31_elements():
     (dx,) = torch.autograd.grad(own, x, torch.ones((), device="cuda").expand(own.shape))
     own = rwkv6_inputs(*[last] * 4, *parameters, head_dim=64, backend="triton").own
     assert torch.equal(dx[:, -4:], torch.autograd.grad(own, last, torch.ones_like(own))[0])
-
-
-def test_auto_takes_the_kernels():
-    inputs: dict[str, Tensor] = on_device(make_inputs(1, 4, 1, 64))
-    with record_operators() as used:
-        rwkv6_inputs(**inputs)
-    assert used["rwkv6_inputs"]["backend"] == "triton"

@@ -4,15 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
-from subquad.kernels.backend import record_operators
 from subquad.kernels.rwkv7_inputs import rwkv7_inputs
 from subquad.kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
 from subquad.kernels.rwkv7_inputs.workloads import PARAMETERS as KEEP
 from subquad.suite.laws.accuracy import assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.gated import on_device
-from tests.kernels.rwkv_inputs import kernels_equal_plain_pytorch
 from tests.kernels.test_rwkv7_inputs import POSITIONS, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -29,7 +27,8 @@ def test_the_kernels_equal_the_equations_in_double_precision(sizes, dtype):
 def test_a_layer_equals_plain_pytorch_in_double_precision(dtype):
     inputs = on_device(make_inputs(8, 2048, 32, 64))
     inputs |= {name: inputs[name].to(dtype) for name in POSITIONS}
-    kernels_equal_plain_pytorch(rwkv7_inputs, inputs, dtype)
+    ops = (partial(rwkv7_inputs, backend=backend) for backend in ("triton", "torch"))
+    assert_equals_plain_pytorch(*ops, inputs, dtype)
 
 
 @pytest.mark.large
@@ -42,10 +41,3 @@ def test_more_than_two_to_the_31_elements():
     end = rwkv7_inputs(*[x[:, -3:].clone()] * 5, *parameters, head_dim=64, backend="triton")
     for x, y in zip(whole, end, strict=True):
         assert torch.equal(x[:, -y.shape[1] :], y)
-
-
-def test_auto_takes_the_kernels():
-    inputs: dict[str, Tensor] = on_device(make_inputs(1, 4, 1, 64))
-    with record_operators() as used:
-        rwkv7_inputs(**inputs)
-    assert used["rwkv7_inputs"]["backend"] == "triton"

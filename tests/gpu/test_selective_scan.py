@@ -1,6 +1,5 @@
 """The selective scan on a GPU: the laws of `tests/kernels/test_selective_scan.py` at sizes of real use."""
 
-import functools
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +8,8 @@ import torch
 
 from subquad.kernels.selective_scan import selective_scan
 from subquad.kernels.selective_scan.reference import selective_scan_reference
-from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch, memory_taken, results
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -40,25 +40,6 @@ def make_inputs(batch, length, width, state=16, dtype=torch.bfloat16, *, dt_min=
     return {n: v.to(torch.float32 if n in WIDE else dtype) for n, v in inputs.items()} | {"dt_softplus": True}
 
 
-@functools.lru_cache(2)
-def cotangent(shape):
-    """The same values for every path. They are cached, since nothing can be drawn while a graph is recorded."""
-    return torch.randn(shape, generator=torch.Generator("cuda").manual_seed(7), device="cuda")
-
-
-def results(op, inputs):
-    """y, the final state and the gradient of every tensor input, by name."""
-    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
-    outputs = op(**(inputs | leaves))
-    cotangents = [cotangent(tuple(o.shape)).to(torch.bfloat16).to(o) for o in outputs]
-    gradients = torch.autograd.grad(outputs, list(leaves.values()), cotangents)
-    return {"y": outputs[0], "final state": outputs[1], **dict(zip(leaves, gradients, strict=True))}
-
-
-def wide(inputs):
-    return {name: t.double() if torch.is_tensor(t) else t for name, t in inputs.items()}
-
-
 APPROXIMATE = 2.0**-18
 """Allowed error of what stays in float32 (states, gradients of A and the like) where inputs are half-precision.
 
@@ -69,13 +50,9 @@ TORCH = partial(selective_scan, return_final_state=True, backend="torch")
 TRITON = partial(selective_scan, return_final_state=True, backend="triton")
 
 
-def assert_equals_plain_pytorch_in_double_precision(inputs, dtype, op=TRITON):
-    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(op, inputs)
-    for name, e in exact.items():
-        kept = torch.float32 if name in ("final state", *WIDE) else dtype
-        assert actual[name].dtype == kept
-        floor = APPROXIMATE if kept != dtype else None
-        assert_close(actual[name], e, kept, plain=plain[name], what=name, floor=floor)
+def assert_right(inputs, dtype, op=TRITON):
+    floors = dict.fromkeys(("output 1", *WIDE), APPROXIMATE) if dtype != torch.float32 else {}
+    assert_equals_plain_pytorch(op, TORCH, inputs, floors=floors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -83,7 +60,7 @@ def assert_equals_plain_pytorch_in_double_precision(inputs, dtype, op=TRITON):
     ("batch", "length", "width", "state"), [(4, 2048, 768, 16), (3, 1000, 77, 16), (2, 515, 200, 5), (1, 700, 33, 64)]
 )
 def test_a_long_sequence_equals_plain_pytorch_in_double_precision(batch, length, width, state, dtype):
-    assert_equals_plain_pytorch_in_double_precision(make_inputs(batch, length, width, state, dtype), dtype)
+    assert_right(make_inputs(batch, length, width, state, dtype), dtype)
 
 
 @pytest.mark.parametrize("state", [13, 16])
@@ -91,21 +68,21 @@ def test_the_kernels_without_matrix_units_equal_plain_pytorch_in_double_precisio
     from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
 
     op = partial(selective_scan_triton, return_final_state=True, tuning=replace(TUNING, matrix=False))
-    assert_equals_plain_pytorch_in_double_precision(make_inputs(3, 515, 200, state), torch.bfloat16, op)
+    assert_right(make_inputs(3, 515, 200, state), torch.bfloat16, op)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("batch", "length", "width", "state"), [(256, 39, 256, 16), (2, 515, 200, 5)])
 def test_negative_eigenvalues_equal_plain_pytorch_in_double_precision(batch, length, width, state, dtype):
     inputs = make_inputs(batch, length, width, state, dtype) | {"negative_eigenvalues": True}
-    assert_equals_plain_pytorch_in_double_precision(inputs, dtype)
+    assert_right(inputs, dtype)
 
 
 @pytest.mark.parametrize("width", [16, 18, 32, 34, 64, 66])
 def test_few_channels_in_bfloat16_equal_plain_pytorch_in_double_precision(width):
     # the number of warps of a program follows the width
     inputs = make_inputs(2, 130, width, 16, torch.bfloat16)
-    assert_equals_plain_pytorch_in_double_precision(inputs, torch.bfloat16)
+    assert_right(inputs, torch.bfloat16)
 
 
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 500])
@@ -136,22 +113,20 @@ def test_channels_one_by_one_equal_the_recurrence(length):
 @pytest.mark.parametrize(("dt_min", "dt_max"), [(5.0, 50.0), (1e-6, 1e-5)], ids=["forgets at once", "forgets nothing"])
 def test_extreme_step_sizes_equal_plain_pytorch_in_double_precision(dt_min, dt_max, dtype):
     inputs = make_inputs(2, 600, 64, dtype=dtype, dt_min=dt_min, dt_max=dt_max)
-    assert_equals_plain_pytorch_in_double_precision(inputs, dtype)
+    assert_right(inputs, dtype)
 
 
 def test_maps_that_do_not_depend_on_time_equal_plain_pytorch_in_double_precision():
     inputs = make_inputs(2, 600, 64, constant=True)
     inputs["B"], inputs["C"] = inputs["B"].float(), inputs["C"].float()
-    exact, plain, actual = (results(op, i) for op, i in ((TORCH, wide(inputs)), (TORCH, inputs), (TRITON, inputs)))
-    for name, e in exact.items():
-        floor = APPROXIMATE if actual[name].dtype == torch.float32 else None
-        assert_close(actual[name], e, actual[name].dtype, plain=plain[name], what=name, floor=floor)
+    floors = dict.fromkeys(("output 1", *WIDE, "B", "C"), APPROXIMATE)
+    assert_equals_plain_pytorch(TRITON, TORCH, inputs, floors=floors)
 
 
 @pytest.mark.large
 def test_a_million_steps():
     inputs = make_inputs(1, 2**20, 3, dtype=torch.float32)
-    assert_equals_plain_pytorch_in_double_precision(inputs, torch.float32)
+    assert_right(inputs, torch.float32)
 
 
 @pytest.mark.large
@@ -160,20 +135,13 @@ def test_offsets_beyond_two_to_the_31():
     storage = torch.zeros(2**31 + 2**20, dtype=torch.bfloat16, device="cuda")
     inputs = make_inputs(1, 9, 64)
     inputs["x"] = storage.as_strided((1, 9, 64), (0, 2**28, 1)).copy_(inputs["x"])
-    exact, actual = results(TORCH, wide(inputs)), results(TRITON, inputs)
-    for name, e in exact.items():
-        assert_close(actual[name], e, actual[name].dtype, plain=e.to(actual[name].dtype), what=name)
+    assert_equals_plain_pytorch(TRITON, None, inputs, exact=TORCH)
 
 
 def test_training_takes_far_less_memory_than_the_states_of_all_times():
     inputs = make_inputs(1, 2**16, 256)
-    # the first call compiles the kernels and draws the cotangents
-    results(TRITON, inputs)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    results(TRITON, inputs)
     states = 4 * inputs["x"].numel() * 16
-    assert torch.cuda.max_memory_allocated() - before < states / 4
+    assert memory_taken(TRITON, inputs) < states / 4
 
 
 def test_a_gpu_takes_the_kernel_by_itself():

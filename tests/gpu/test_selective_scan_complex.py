@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from subquad.kernels.selective_scan import selective_scan
-from subquad.suite.laws.accuracy import assert_close
-from tests.gpu.test_selective_scan import APPROXIMATE, cotangent
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
+from tests.gpu.test_selective_scan import APPROXIMATE
 from tests.gpu.test_selective_scan import make_inputs as make_real_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -28,22 +28,6 @@ def make_inputs(batch, length, width, state=8, dtype=torch.bfloat16, *, constant
     }
 
 
-def results(op, inputs):
-    """y, the final state and the gradient of every tensor input, by name."""
-    leaves = {name: t.detach().requires_grad_() for name, t in inputs.items() if torch.is_tensor(t)}
-    outputs = op(**(inputs | leaves))
-    cotangents = [cotangent(tuple(o.shape)).to(torch.bfloat16).to(o) for o in outputs]
-    gradients = torch.autograd.grad(outputs, list(leaves.values()), cotangents)
-    return {"y": outputs[0], "final state": outputs[1], **dict(zip(leaves, gradients, strict=True))}
-
-
-def wide(inputs):
-    return {
-        name: t.to(torch.complex128 if t.is_complex() else torch.float64) if torch.is_tensor(t) else t
-        for name, t in inputs.items()
-    }
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("batch", "length", "width", "state", "constant"),
@@ -51,8 +35,5 @@ def wide(inputs):
 )
 def test_a_long_sequence_equals_plain_pytorch_in_double_precision(batch, length, width, state, constant, dtype):
     inputs = make_inputs(batch, length, width, state, dtype, constant=constant)
-    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(TRITON, inputs)
-    for name, e in exact.items():
-        kept = torch.float32 if name in ("final state", *WIDE) else dtype
-        floor = APPROXIMATE if kept != dtype else None
-        assert_close(actual[name], e, kept, plain=plain[name], what=name, floor=floor)
+    floors = dict.fromkeys(("output 1", *WIDE), APPROXIMATE) if dtype != torch.float32 else {}
+    assert_equals_plain_pytorch(TRITON, TORCH, inputs, floors=floors)

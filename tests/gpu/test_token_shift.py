@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from subquad.kernels.backend import record_operators
 from subquad.kernels.token_shift import token_shift
 from subquad.kernels.token_shift.reference import token_shift_reference
-from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.test_token_shift import make_inputs
 
 KEEP = ("mu",)
@@ -16,16 +16,6 @@ KEEP = ("mu",)
 
 def cast(inputs, dtype):
     return {name: x.to("cuda", dtype) if torch.is_tensor(x) else x for name, x in inputs.items()}
-
-
-def gradients(inputs, backend):
-    """Gradients of a fixed weighted sum of all results, for all tensors."""
-    leaves = [x.requires_grad_() for x in inputs.values() if torch.is_tensor(x)]
-    results = token_shift(**inputs, backend=backend)
-    total = sum(
-        (x * torch.linspace(u - 2, u - 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for u, x in enumerate(results)
-    )
-    return list(torch.autograd.grad(total, leaves))
 
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -45,15 +35,8 @@ def test_the_kernels_equal_the_equation_in_double_precision(size, delta, dtype):
 def test_a_layer_equals_plain_pytorch_in_double_precision(uses, delta, dtype):
     inputs = cast(make_inputs(8, 2048, 1024, uses, delta=delta, initial=False), dtype)
     inputs["mu"] = inputs["mu"].float()
-    exact_inputs = cast(inputs, torch.float64)
-    exact, plain = (token_shift(**given, backend="torch") for given in (exact_inputs, inputs))
-    for a, e, p in zip(token_shift(**inputs, backend="triton"), exact, plain, strict=True):
-        assert_close(a, e, dtype, plain=p, what="result")
-    names = [name for name, x in inputs.items() if x is not None]
-    exact_gradients = gradients(exact_inputs, "torch")
-    plain_gradients, found = gradients(inputs, "torch"), gradients(inputs, "triton")
-    for name, a, e, p in zip(names, found, exact_gradients, plain_gradients, strict=True):
-        assert_close(a, e, dtype, plain=p, what=f"gradient of {name}")
+    ops = (partial(token_shift, backend=backend) for backend in ("triton", "torch"))
+    assert_equals_plain_pytorch(*ops, inputs, dtype)
 
 
 @pytest.mark.large
@@ -80,10 +63,3 @@ def test_more_than_two_to_the_31_elements_of_delta():
     for y, y_end in zip(ys, ys_end, strict=True):
         assert torch.equal(y[:, -4:], y_end)
     assert torch.equal(ddelta[:, :, -4:], torch.autograd.grad(ys_end[1].sum(), end)[0])
-
-
-def test_auto_takes_the_kernels():
-    inputs = cast(make_inputs(1, 4, 64, 2), torch.float32)
-    with record_operators() as used:
-        token_shift(**inputs)
-    assert used["token_shift"]["backend"] == "triton"

@@ -7,8 +7,8 @@ import torch
 
 from subquad.kernels.wkv import wkv
 from subquad.kernels.wkv.workloads import WORKLOAD
-from subquad.suite.laws.accuracy import FLOOR, assert_close
-from tests.gpu.test_selective_scan import results, wide
+from subquad.suite.laws.accuracy import FLOOR
+from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.test_wkv import KEEP, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -24,9 +24,6 @@ def test_the_kernel_equals_plain_pytorch_in_double_precision(batch, length, widt
         name: x.to("cuda", torch.float32 if name in KEEP else dtype)
         for name, x in make_inputs(batch, length, width).items()
     }
-    exact, plain, actual = results(TORCH, wide(inputs)), results(TORCH, inputs), results(TRITON, inputs)
-    for name, e in exact.items():
-        kept = torch.float32 if name in ("final state", *KEEP) else dtype
-        # forward keeps the denominator as a logarithm in float32 (README)
-        floor = FLOOR[kept] * WORKLOAD.floors.get(name, 1.0)
-        assert_close(actual[name], e, kept, plain=plain[name], what=name, floor=floor)
+    # forward keeps the denominator as a logarithm in float32 (README)
+    floors = {n: FLOOR[torch.float32 if n in KEEP else dtype] * times for n, times in WORKLOAD.floors.items()}
+    assert_equals_plain_pytorch(TRITON, TORCH, inputs, floors=floors)

@@ -8,9 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.suite.laws.accuracy import assert_close
-from tests.kernels.gated import on_device
-
 BACKENDS = ["torch", "triton"]
 
 
@@ -20,16 +17,3 @@ def gradients_of(op: Callable[..., Any], inputs: dict[str, Any], backend: str) -
     results = op(**inputs, backend=backend)
     total = sum((x * torch.linspace(-1, 1, x.numel()).bfloat16().to(x).view_as(x)).sum() for x in results)
     return list(torch.autograd.grad(total, leaves))
-
-
-def kernels_equal_plain_pytorch(op: Callable[..., Any], inputs: dict[str, Any], dtype: torch.dtype) -> None:
-    """Against plain PyTorch in double precision, by the rule of `suite.laws.accuracy`."""
-    exact_inputs = on_device(inputs, torch.float64)
-    exact, plain = (op(**given, backend="torch") for given in (exact_inputs, inputs))
-    for name, a, e, p in zip(exact._fields, op(**inputs, backend="triton"), exact, plain, strict=True):
-        assert_close(a, e, dtype, plain=p, what=name)
-    names = [name for name, x in inputs.items() if isinstance(x, Tensor)]
-    exact_gradients = gradients_of(op, exact_inputs, "torch")
-    plain_gradients, found = gradients_of(op, inputs, "torch"), gradients_of(op, inputs, "triton")
-    for name, a, e, p in zip(names, found, exact_gradients, plain_gradients, strict=True):
-        assert_close(a, e, dtype, plain=p, what=f"gradient of {name}")

@@ -33,7 +33,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from subquad.models.deltanet import DeltaMixer, GatedDeltaNetConfig, Inputs
+from subquad.models.deltanet import DeltaMixer, GatedDeltaNetConfig, Inputs, Parts
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.step import step_linear
@@ -57,8 +57,8 @@ class CombaMixer(DeltaMixer):
         self.correction = nn.Parameter(torch.full((self.num_key_heads,), config.correction))
         """[G], the d."""
 
-    def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
-        q, k, v, beta, log_decay = super()._heads(convolved, x, norm)
+    def _heads(self, parts: Parts, x: Tensor, norm: nn.Module | None = None) -> Inputs:
+        q, k, v, beta, log_decay = super()._heads(parts, x, norm)
         assert log_decay is not None
         log_decay = log_decay.clamp(min=LOWEST_LOG_DECAY_FLOAT16 if v.dtype == torch.float16 else LOWEST_LOG_DECAY)
         strength = torch.sigmoid(at_least_float32(self.feedback)).clamp(min=LOWEST_STRENGTH)

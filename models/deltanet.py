@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from pydantic import field_validator
 from torch import Tensor, nn
 
-from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.causal_conv1d import causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32, rate_of
@@ -58,6 +58,8 @@ from subquad.suite.contracts import TaskSpec
 State = tuple[Tensor, Tensor]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 """q, k, v, beta and the log-decays."""
+Parts = tuple[Tensor, Tensor, Tensor]
+"""q, k and v [..., heads, channels]; k and v have the heads of all steps of a token."""
 DecayKind = Literal["none", "head", "key"]
 GateKind = Literal["none", "silu", "sigmoid"]
 DT_MIN, DT_MAX = 1e-3, 1e-1
@@ -79,6 +81,9 @@ class DeltaMixer(FusedStepMixer):
         self.key_dim, self.value_dim = config.key_width // config.num_heads, config.value_width // heads
         self.max_beta = 2.0 if config.negative_eigenvalues else 1.0
         self.round_beta, self.conv_std = config.round_beta, config.conv_std
+        keys = config.num_heads
+        self.heads = (keys, self.key_dim), (steps * keys, self.key_dim), (steps * heads, self.value_dim)
+        """Number and channels of the heads of q, k and v."""
         self.split = ((1 + steps) * config.key_width, steps * config.value_width)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
         self.conv_weight = None
@@ -131,25 +136,21 @@ class DeltaMixer(FusedStepMixer):
         logits = step_linear(linear, x, norm=norm)
         return at_least_float32(torch.sigmoid(logits if self.round_beta else at_least_float32(logits)))
 
-    def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
+    def _heads(self, parts: Parts, x: Tensor, norm: nn.Module | None = None) -> Inputs:
         """q [..., G, K], k [..., n, G, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
         beta = self.max_beta * self._sigmoid(self.beta, x, norm)
-        heads = (self.steps, self.num_heads)
-        qk, v = convolved.split(self.split, dim=-1)
-        # one pass over the heads of queries and keys
-        shared = self.num_key_heads
-        q, k = unit(qk.unflatten(-1, (-1, self.key_dim))).split((shared, self.steps * shared), dim=-2)
+        q, k, v = parts
         return (
             q,
-            k.unflatten(-2, (self.steps, shared)),
-            v.unflatten(-1, (*heads, self.value_dim)),
+            k.unflatten(-2, (self.steps, self.num_key_heads)),
+            v.unflatten(-2, (self.steps, self.num_heads)),
             beta.unflatten(-1, (self.steps, -1)),
             self._log_decay(x, norm),
         )
 
-    def _interleave(self, convolved: Tensor, x: Tensor) -> Inputs:
+    def _interleave(self, parts: Parts, x: Tensor) -> Inputs:
         """The inputs of the operator: n steps a token one after the other, [B, n T, ...]."""
-        q, k, v, beta, log_decay = self._heads(convolved, x)
+        q, k, v, beta, log_decay = self._heads(parts, x)
         if self.steps > 1:
             # the state is read behind the last step of a token and decays before the first
             q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, self.steps - 1, 0))
@@ -173,16 +174,26 @@ class DeltaMixer(FusedStepMixer):
         silu = step_linear(self.gate_up, x, norm=norm) if self.gate == "silu" else None
         return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=silu, residual=residual)
 
-    def _convolve(self, projected: Tensor) -> Tensor:
+    def _convolve(self, projected: Tensor, *, final: bool = False) -> tuple[Parts, Tensor | None]:
+        """The heads of q, k and v of the inputs [B, T, channels] of the convolutions, and the window behind them."""
         if self.conv_weight is None:
-            return F.silu(projected)
-        convolved = causal_conv1d(projected, self.conv_weight, activation="silu")
-        assert isinstance(convolved, Tensor)
-        return convolved
+            empty = projected.new_empty(len(projected), projected.shape[-1], 0)
+            return self._parts(F.silu(projected)), empty if final else None
+        q, k, v, *window = causal_conv1d_heads(
+            projected, self.conv_weight, self.heads, num_unit=2, activation="silu", return_final_state=final
+        )
+        return (q, k, v), window[0] if final else None
+
+    def _parts(self, convolved: Tensor) -> Parts:
+        """The heads of q, k and v; those of queries and keys are divided by their lengths in one pass."""
+        qk, v = convolved.split(self.split, dim=-1)
+        (queries, size), (keys, _), heads = self.heads
+        q, k = unit(qk.unflatten(-1, (-1, size))).split((queries, keys), dim=-2)
+        return q, k, v.unflatten(-1, heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        convolved = self._convolve(self.proj(x))
-        o = self.operator(*self._interleave(convolved, x))
+        parts, _ = self._convolve(self.proj(x))
+        o = self.operator(*self._interleave(parts, x))
         assert isinstance(o, Tensor)
         return self._output(o[:, self.steps - 1 :: self.steps], x, None)
 
@@ -201,7 +212,7 @@ class DeltaMixer(FusedStepMixer):
             convolved = F.silu(inputs)
         else:
             convolved = causal_conv1d_step(inputs, self.conv_weight, None, window, activation="silu")
-        q, k, v, beta, log_decay = self._heads(convolved, x_t, norm)
+        q, k, v, beta, log_decay = self._heads(self._parts(convolved), x_t, norm)
         for i in range(self.steps):
             decay = log_decay if i == 0 else None
             o, after = self.step_operator(q, k[:, i], v[:, i], beta[:, i], decay, after, in_place=True)
@@ -209,12 +220,9 @@ class DeltaMixer(FusedStepMixer):
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         # without biases, keys and values of padding are zero, and a state of zeros stays zero
-        projected, (window, _) = blank(self.proj(x), padding), state
-        if self.conv_weight is None:
-            convolved = F.silu(projected)
-        else:
-            convolved, window = causal_conv1d(projected, self.conv_weight, activation="silu", return_final_state=True)
-        o, after = self.operator(*self._interleave(convolved, x), return_final_state=True)
+        parts, window = self._convolve(blank(self.proj(x), padding), final=True)
+        assert window is not None
+        o, after = self.operator(*self._interleave(parts, x), return_final_state=True)
         return self._output(o[:, self.steps - 1 :: self.steps], x, None), (window.to(state[0].dtype), after)
 
     def state_size(self, length: int) -> int:

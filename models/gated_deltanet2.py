@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
-from subquad.models.deltanet import DeltaMixer, Inputs, KDAConfig
+from subquad.models.deltanet import DeltaMixer, Inputs, KDAConfig, Parts
 from subquad.models.parts.mixer import Mixer
 from subquad.suite.contracts import TaskSpec
 
@@ -62,8 +62,8 @@ class GatedDeltaNet2Mixer(DeltaMixer):
         super().__init__(config)
         self.write = nn.Linear(config.d_model, config.value_width, bias=False)
 
-    def _heads(self, convolved: Tensor, x: Tensor, norm: nn.Module | None = None) -> Inputs:
-        q, k, v, erase, log_decay = super()._heads(convolved, x, norm)
+    def _heads(self, parts: Parts, x: Tensor, norm: nn.Module | None = None) -> Inputs:
+        q, k, v, erase, log_decay = super()._heads(parts, x, norm)
         gate = self._sigmoid(self.write, x, norm)
         return q, k, (gate.view_as(v) * v).to(v.dtype), erase.view_as(k), log_decay
 

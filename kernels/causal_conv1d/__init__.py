@@ -5,10 +5,14 @@ y_t[d] = act(sum_{w=0}^{W-1} weight[d, w] x_{t-(W-1)+w}[d] + bias[d]),   x_s = 0
 The last tap (w = W - 1) meets the current input, as in torch.nn.Conv1d. The state holds the last W - 1 inputs,
 oldest first. Source: the `Conv` of Mamba (Gu & Dao 2023), figure 3 and section 3.4; Hyena (Poli et al. 2023) takes
 W = 3.
+
+The channels of q, k and v of a mixer may be convolved together, and the heads of q and k be divided by their length
+(`causal_conv1d_heads`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -19,12 +23,15 @@ from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.causal_conv1d.chunked import causal_conv1d_chunked
 from subquad.kernels.checks import check_choice, check_integers, check_shapes
+from subquad.kernels.norm import norm
 from subquad.kernels.operations import counted
 
-__all__ = ["causal_conv1d", "causal_conv1d_step"]
+__all__ = ["causal_conv1d", "causal_conv1d_heads", "causal_conv1d_step"]
 
 MAX_WIDTH = 4
 """Maximum number of taps of a filter."""
+MAX_HEAD = 256
+"""Maximum channels of a head of length one in Triton, where a program holds some steps of a whole head."""
 
 
 @counted("causal_conv1d")
@@ -70,6 +77,59 @@ def causal_conv1d(
     with torch.autocast(x.device.type, enabled=False):
         y, state = causal_conv1d_chunked(x, weight, bias, activation=activation, initial_state=initial_state)
     return (y, state) if return_final_state else y
+
+
+@counted("causal_conv1d")
+def causal_conv1d_heads(
+    x: Tensor,
+    weight: Tensor,
+    heads: Sequence[tuple[int, int]],
+    *,
+    num_unit: int = 0,
+    eps: float = 1e-6,
+    activation: Literal["silu"] | None = None,
+    return_final_state: bool = False,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> tuple[Tensor, ...]:
+    """The convolution of this module, its channels as heads of several results [B, T, H, K], such as q, k and v.
+
+    heads:    (H, K) of every result. The channels of x are those of the first result, then those of the second, ...
+    num_unit: the heads of the first `num_unit` results have length one, y / sqrt(|y|^2 + eps), as queries and keys of
+              the delta rule (Yang et al. 2024, arXiv 2406.06484).
+
+    Returns the results and, on request, the final state [B, D, W - 1], all in the dtype of x. The Triton path writes
+    every result as a dense tensor of its own, rounds it once, writes one gradient of x from theirs, and keeps x alone.
+    It takes heads of length one of up to 256 channels. PyTorch's path rounds the convolution as well. Raises
+    ValueError for shapes or options that do not fit.
+    """
+    _check(x, weight, None, activation, None)
+    sizes = [number * size for number, size in heads]
+    if sum(sizes) != x.shape[2] or min(sizes, default=0) < 1 or not 0 <= num_unit <= len(sizes):
+        raise ValueError(
+            f"causal_conv1d_heads: heads must have the {x.shape[2]} channels of x together and num_unit be at most "
+            f"their number, got heads={[tuple(shape) for shape in heads]} and num_unit={num_unit}."
+        )
+    largest = max((size for _, size in heads[:num_unit]), default=0)
+    obstacle = f"takes heads of up to {MAX_HEAD} channels, got {largest}" if largest > MAX_HEAD else None
+    if x.shape[2] == 1:
+        obstacle = "takes two channels or more"
+    if use_triton("causal_conv1d", backend, x, weight, obstacle=obstacle):
+        from subquad.kernels.causal_conv1d.triton import causal_conv1d_heads_triton
+
+        with on_device_of(x):
+            results = causal_conv1d_heads_triton(x, weight, heads, num_unit, activation, eps)
+    else:
+        y = causal_conv1d(x, weight, activation=activation, backend=backend)
+        assert isinstance(y, Tensor)
+        parts = zip(y.split(sizes, -1), heads, strict=True)
+        results = tuple(part.unflatten(-1, shape) for part, shape in parts)
+        units = (norm(part, None, kind="l2", eps=eps, backend=backend) for part in results[:num_unit])
+        results = (*units, *results[num_unit:])
+    if not return_final_state:
+        return results
+    past = weight.shape[1] - 1
+    last = F.pad(x[:, max(x.shape[1] - past, 0) :], (0, 0, max(past - x.shape[1], 0), 0))
+    return *results, last.transpose(1, 2).contiguous()
 
 
 @counted("causal_conv1d")

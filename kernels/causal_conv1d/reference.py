@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -33,3 +35,22 @@ def causal_conv1d_reference(
         outputs.append(F.silu(y_t) if activation == "silu" else y_t)
         state = window[..., 1:]
     return torch.stack(outputs, dim=1), state
+
+
+def causal_conv1d_heads_reference(
+    x: Tensor,
+    weight: Tensor,
+    heads: Sequence[tuple[int, int]],
+    *,
+    num_unit: int = 0,
+    eps: float = 1e-6,
+    activation: str | None = None,
+) -> tuple[Tensor, ...]:
+    """The results [B, T, H, K] for (H, K) in heads; each head of the first `num_unit` is divided by its length."""
+    y, _ = causal_conv1d_reference(x, weight, activation=activation)
+    results, first = [], 0
+    for i, (number, size) in enumerate(heads):
+        part = y[..., first : first + number * size].unflatten(-1, (number, size))
+        first += number * size
+        results.append(part / torch.sqrt(part.square().sum(-1, keepdim=True) + eps) if i < num_unit else part)
+    return tuple(results)

@@ -1,7 +1,8 @@
 """The benchmark's description of the short causal convolution, the worked example for every other operator.
 
 In a shape with memory=channel-first, x has T contiguous; in the others it has D contiguous. With memory=time-last, the
-result is wanted with T contiguous nevertheless, which PyTorch's functions do not offer.
+result is wanted with T contiguous nevertheless, which PyTorch's functions do not offer. With K, the channels are q, k
+and v of the delta rule, and the heads of q and k have K channels and length one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels.causal_conv1d import causal_conv1d
-from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_heads
+from subquad.kernels.causal_conv1d.reference import causal_conv1d_heads_reference, causal_conv1d_reference
 from subquad.kernels.workload import (
     Cost,
     Implementation,
@@ -33,7 +34,14 @@ from subquad.kernels.workload import (
 )
 
 
+def convolution(**inputs: Any) -> Any:
+    """The convolution, or that of heads where the inputs say how many there are."""
+    return (causal_conv1d_heads if "heads" in inputs else causal_conv1d)(**inputs)
+
+
 def reference(*, time_last: bool = False, **inputs: Any) -> Any:
+    if "heads" in inputs:
+        return causal_conv1d_heads_reference(**inputs)
     return with_final_state(causal_conv1d_reference)(**inputs)
 
 
@@ -41,6 +49,12 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     batch, length, width, taps = sizes(shape, "BTDW")
     first = shape.get("memory") == "channel-first"
     x = normal(generator, dtype, *((batch, width, length) if first else (batch, length, width)))
+    if "K" in shape:
+        (size,) = sizes(shape, "K")
+        number = max(1, width // (4 * size))
+        heads = (number, size), (number, size), (number, width // number - 2 * size)
+        weight = normal(generator, dtype, width, taps) * taps**-0.5
+        return {"x": x, "weight": weight, "heads": heads, "num_unit": 2, "activation": "silu"}
     return {
         "x": x.transpose(1, 2) if first else x,
         "weight": normal(generator, dtype, width, taps) * taps**-0.5,
@@ -107,20 +121,34 @@ def shape_of(inputs: Inputs) -> Shape:
     return named("BTD" if x.dim() == 3 else "BD", x, **({} if x.dim() == 3 else {"T": 1}), W=taps)
 
 
+def short(shape: Shape) -> Shape:
+    """Multiples of 16 as in the long shapes, so that the same kernel is judged, but not of its tiles."""
+    return at_most(B=2, T=144, D=4 * int(shape.get("K", 20)))(shape)
+
+
+def no_heads(shape: Shape, dtype: torch.dtype) -> str | None:
+    return "has no heads of length one" if "K" in shape else None
+
+
 WORKLOAD = Workload(
     op="causal_conv1d",
     reference=reference,
     make_inputs=make_inputs,
     cost=cost,
     shape_of=shape_of,
-    # multiples of 16 as in the long shapes, so that the same kernel is judged, but not of its tiles
-    short=at_most(B=2, T=144, D=80),
+    short=short,
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(causal_conv1d, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(causal_conv1d, backend="torch")),
-        Implementation("conv1d", "torch", load_torch_conv1d, channel_first, time_second),
+        Implementation("triton", "ours", needs_triton(partial(convolution, backend="triton")), cold_start=True),
+        Implementation("torch", "ours", lambda: partial(convolution, backend="torch")),
+        Implementation("conv1d", "torch", load_torch_conv1d, channel_first, time_second, supports=no_heads),
         Implementation(
-            "causal-conv1d", "peer", load_causal_conv1d_cuda, time_last, time_second, packages=("causal-conv1d",)
+            "causal-conv1d",
+            "peer",
+            load_causal_conv1d_cuda,
+            time_last,
+            time_second,
+            supports=no_heads,
+            packages=("causal-conv1d",),
         ),
     ),
     shapes={
@@ -129,6 +157,7 @@ WORKLOAD = Workload(
             *PAPER,
             *({**shape, "memory": "channel-first"} for shape in PAPER),
             {**PAPER[0], "memory": "time-last"},
+            {"B": 8, "T": 2048, "D": 4096, "W": 4, "K": 128},
         ),
     },
     dtypes=(torch.bfloat16,),
@@ -137,6 +166,8 @@ WORKLOAD = Workload(
         {"B": 2, "T": 37, "D": 5, "W": 4, "state": "given"},
         {"B": 2, "T": 35, "D": 6, "W": 3, "activation": "none", "memory": "channel-first"},
         {"B": 1, "T": 33, "D": 4, "W": 2, "memory": "time-last", "bias": "none"},
+        {"B": 2, "T": 37, "D": 44, "W": 4, "K": 5},
+        {"B": 1, "T": 48, "D": 64, "W": 3, "K": 16},
     ),
     time={"x": 1},
     states=("initial_state",),

@@ -15,8 +15,8 @@ from subquad.kernels.attention import attention, attention_step
 from subquad.kernels.attention.reference import attention_reference, attention_step_reference
 from subquad.kernels.cauchy import cauchy
 from subquad.kernels.cauchy.reference import cauchy_reference
-from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_heads, causal_conv1d_step
+from subquad.kernels.causal_conv1d.reference import causal_conv1d_heads_reference, causal_conv1d_reference
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
 from subquad.kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
 from subquad.kernels.delta_rule.reference import delta_rule_reference
@@ -132,6 +132,9 @@ def _causal_conv1d(draw: Draw) -> Iterator[Call]:
     both = _pair(causal_conv1d, causal_conv1d_reference, return_final_state=True)
     yield Call("plain", both, {"x": x, "weight": weight})
     yield Call("silu", both, {"x": x, "weight": weight, "bias": bias, "activation": "silu", "initial_state": state})
+    unit = {"heads": ((2, 3), (1, 4)), "num_unit": 1, "activation": "silu"}
+    of_heads = _pair(causal_conv1d_heads, causal_conv1d_heads_reference)
+    yield Call("heads of length one", of_heads, {"x": draw(2, LENGTH, 10), "weight": draw(10, 4), **unit})
     inputs = {"x": x[:, 0], "weight": weight, "bias": bias, "state": state, "activation": "silu"}
     yield Call("step", {"torch": partial(causal_conv1d_step, backend="torch")}, inputs, ("state",), False)
 

@@ -6,6 +6,7 @@ forward.py   y and the final state
 backward.py  all gradients, and the sums over programs
 step.py      one step of decoding
 autograd.py  the operators
+heads.py     the convolution whose channels are heads of several results
 
 Layout: x [B, T, D] is channel-last (D contiguous) or channel-first (T contiguous); dx has the layout of x, and y too,
 unless it is wanted with time contiguous. Then threads exchange results in shared memory, and no copy is needed. A
@@ -20,5 +21,6 @@ Bytes: 2 elements for each of B T D forward, 3 backward. FLOPs for each: 2 W for
 """
 
 from subquad.kernels.causal_conv1d.triton.autograd import causal_conv1d_step_triton, causal_conv1d_triton
+from subquad.kernels.causal_conv1d.triton.heads import causal_conv1d_heads_triton
 
-__all__ = ["causal_conv1d_step_triton", "causal_conv1d_triton"]
+__all__ = ["causal_conv1d_heads_triton", "causal_conv1d_step_triton", "causal_conv1d_triton"]

@@ -1,6 +1,6 @@
 """The forward kernel: y and the final state.
 
-p_t = sum_{i < W} w_i x_{t-(W-1)+i} + b,    y_t = act(p_t)
+p_t = sum_{i < W} w_i x_{t-(W-1)+i} + b,    y_t = act(p_t),    and for heads of length one y_t / sqrt(|y_t|^2 + eps)
 """
 
 # a tuple of tiles that grows in a loop has no type that mypy knows
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subquad.kernels.causal_conv1d.triton.plan import TUNING, Tuning, cover, empty_in_layout, is_channel_first
 from subquad.kernels.causal_conv1d.triton.steps import (
+    _channels,
     _load_steps,
     _load_taps,
     _pre_activation,
@@ -38,8 +39,10 @@ def _conv_fwd_kernel(
     stride_b,
     stride_t,
     stride_d,
+    eps,
     W: tl.constexpr,
     SILU: tl.constexpr,
+    UNIT: tl.constexpr,
     X_FIRST: tl.constexpr,
     Y_FIRST: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -48,14 +51,15 @@ def _conv_fwd_kernel(
 ):
     """y for num_tiles tiles of one batch row, dense in its layout. X_FIRST, Y_FIRST: whether it is channel-first.
 
+    UNIT: channels of a head of length one, each of which has a program of its own; 0 leaves y as it is.
+
     final_state [B, D, W - 1] or None: the last W - 1 steps of (initial state, x).
     """
-    num_d, num_t = tl.cdiv(D, BLOCK_D), tl.cdiv(T, num_tiles * GROUPS * STEPS)
+    num_d, num_t = tl.cdiv(D, UNIT if UNIT else BLOCK_D), tl.cdiv(T, num_tiles * GROUPS * STEPS)
     # one grid axis, because the second and third end at 65535
     i_d, i_bt = tl.program_id(0) % num_d, tl.program_id(0) // num_d
     i_b, i_t = (i_bt // num_t).to(tl.int64), i_bt % num_t
-    o_d = i_d * BLOCK_D + tl.arange(0, BLOCK_D)
-    m_d = o_d < D
+    o_d, m_d = _channels(i_d, D, UNIT, BLOCK_D)
     y_stride_t = 1 if Y_FIRST else D
     y_stride_d = T if Y_FIRST else 1
     o_wide = o_d.to(tl.int64)[:, None]
@@ -74,7 +78,10 @@ def _conv_fwd_kernel(
         outputs = ()
         for k in tl.static_range(STEPS):
             b_p = _pre_activation(steps, taps, b_bias, k, W)
-            outputs += (b_p * _sigmoid(b_p) if SILU else b_p,)
+            b_y = b_p * _sigmoid(b_p) if SILU else b_p
+            if UNIT:
+                b_y *= tl.rsqrt(tl.sum(b_y * b_y, 0) + eps)[None, :]
+            outputs += (b_y,)
         _store_steps(p_y, o_t, m_d, T, y_stride_t, outputs, STEPS, Y_FIRST)
 
     # two conditions, because the first is decided at compile time
@@ -100,18 +107,22 @@ def conv_fwd(
     return_final_state: bool,
     time_last: bool = False,
     tuning: Tuning = TUNING,
+    unit: int = 0,
+    eps: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """y [B, T, D] and, on request, the final state [B, D, W - 1]. Parameters are contiguous.
 
     time_last: whether y is channel-first; else it has the layout of x.
+    unit:      channels of every head of y, whose lengths are made one; 0 leaves y as it is.
     """
     _, length, width = x.shape
     taps, x_first = weight.shape[1], is_channel_first(x)
     y_first = x_first or time_last
     tile = tuning.forward[x_first, y_first, x.element_size()]
+    tile = tile.for_heads(unit) if unit else tile
     y = empty_in_layout(x, y_first)
     final_state = x.new_empty(x.shape[0], width, taps - 1) if return_final_state else None
-    _, programs, block_d, num_tiles = cover(x, tile)
+    _, programs, block_d, num_tiles = cover(x, tile, unit)
     stride_b, stride_t, stride_d = x.stride()
     launch(
         _conv_fwd_kernel,
@@ -128,8 +139,10 @@ def conv_fwd(
         stride_b=stride_b,
         stride_t=stride_t,
         stride_d=stride_d,
+        eps=eps,
         W=taps,
         SILU=activation == "silu",
+        UNIT=unit,
         X_FIRST=x_first,
         Y_FIRST=y_first,
         BLOCK_D=block_d,

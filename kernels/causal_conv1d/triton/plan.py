@@ -24,6 +24,12 @@ class Tile(NamedTuple):
     tiles: int
     options: CompileOptions
 
+    def for_heads(self, size: int) -> Tile:
+        """This tile with the channels of one head, and as many of them for each thread."""
+        block_d = power_of_2(size)
+        warps = max(1, self.options.num_warps * block_d // self.block_d)
+        return self._replace(block_d=block_d, options=self.options._replace(num_warps=warps))
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -68,14 +74,17 @@ class Cover(NamedTuple):
     """Number of tiles that one program computes."""
 
 
-def cover(x: Tensor, tile: Tile) -> Cover:
-    """Divides x among programs of one tile size, which is made smaller if x is small."""
+def cover(x: Tensor, tile: Tile, unit: int = 0) -> Cover:
+    """Divides x among programs of one tile size, which is made smaller if x is small.
+
+    unit: channels of a head, where each head has programs of its own; else 0.
+    """
     batch, length, width = x.shape
     block_d = min(tile.block_d, power_of_2(width))
     in_time = cdiv(length, tile.groups * tile.steps)
     num_tiles = min(tile.tiles, in_time)
     rows = batch * cdiv(in_time, num_tiles)
-    return Cover(rows, rows * cdiv(width, block_d), block_d, num_tiles)
+    return Cover(rows, rows * cdiv(width, unit or block_d), block_d, num_tiles)
 
 
 def is_channel_first(x: Tensor) -> bool:

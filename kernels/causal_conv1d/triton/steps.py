@@ -17,6 +17,17 @@ MINUS_LOG2E = tl.constexpr(-1.4426950408889634)
 
 
 @triton.jit
+def _channels(i_d, D, UNIT: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The channels of program i_d, of a head of UNIT channels where that is not 0, and their mask."""
+    o_c = tl.arange(0, BLOCK_D)
+    o_d = i_d * (UNIT if UNIT else BLOCK_D) + o_c
+    m_d = o_d < D
+    if UNIT:
+        m_d = m_d & (o_c < UNIT)
+    return o_d, m_d
+
+
+@triton.jit
 def _load_group(p_row, o_t, m_d, T, STEPS: tl.constexpr):
     """Channel-first: steps o_t .. o_t + STEPS - 1 of every group by one load, taken apart into one tile a step."""
     D: tl.constexpr = p_row.shape[0]

@@ -1,7 +1,8 @@
 """Draws what accuracy costs: a panel for each column of the table and each cost, with the frontier.
 
-A mark is the median of a row's seeds, the line through it their range. The frontier has the rows that no cheaper row
-equals; each of them is named, where the name covers no mark and no other name.
+A mark is the median of a row's seeds, the line through it their range. The mark is filled if every seed succeeds, where
+the grid says what that is. The frontier is that of the worst seeds, so that each height is one which all seeds of a row
+reach; it has the rows that no cheaper row equals. Each is named, where the name covers no mark and no other name.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from matplotlib.transforms import Bbox
 from subquad.reports.render.costs import CostColumn
 from subquad.reports.render.finding import Words
 from subquad.reports.render.report import Report
+from subquad.reports.render.seeds import succeeds
 from subquad.reports.render.sheet import (
     SMALL,
     TEXT,
@@ -55,6 +57,12 @@ class Dot:
     median: float
     low: float
     high: float
+    solid: bool = True
+    """Whether every seed succeeds."""
+
+    def worst(self, lower: bool) -> float:
+        """The worst seed; lower: whether a smaller number is the better one."""
+        return self.high if lower else self.low
 
 
 def kind_of(row: str) -> tuple[str, str, str]:
@@ -66,14 +74,14 @@ def kind_of(row: str) -> tuple[str, str, str]:
 
 
 def frontier(dots: Sequence[Dot], lower: bool, tolerance: float) -> list[Dot]:
-    """The dots that are better than every cheaper one by more than the tolerance, the cheapest first.
+    """The dots whose worst seed is better than that of every cheaper one by more than the tolerance, cheapest first.
 
-    lower: whether a smaller median is the better one.
+    lower: whether a smaller number is the better one.
     """
     sign = -1 if lower else 1
     found: list[Dot] = []
-    for dot in sorted(dots, key=lambda dot: (dot.cost, -sign * dot.median)):
-        if not found or sign * (dot.median - found[-1].median) > tolerance:
+    for dot in sorted(dots, key=lambda dot: (dot.cost, -sign * dot.worst(lower))):
+        if not found or sign * (dot.worst(lower) - found[-1].worst(lower)) > tolerance:
             found.append(dot)
     return found
 
@@ -94,26 +102,41 @@ def draw_costs(report: Report, words: Words, costs: Sequence[CostColumn], width:
         (Line2D([], [], ls="none", marker=mark, ms=4, color=color), kind) for kind, color, mark in kinds
     ]
     legend.append((Line2D([], [], ls="--", lw=0.9, color="black"), "frontier: the cheapest at each height"))
-    if any(len(cell.values) > 1 for cell in measured):
+    several = any(len(cell.values) > 1 for cell in measured)
+    if several:
         legend.append((Line2D([], [], color="#999999", lw=1), "range of the seeds"))
+    solid = {id(cell): all(succeeds(report, cell, value) is not False for value in cell.values) for cell in measured}
+    if not all(solid.values()):
+        hollow = Line2D([], [], ls="none", marker="o", ms=4, color="#555555", mfc="white", mew=0.8)
+        select = report.config.select
+        reached = f"{select.success:g}" if select is not None and select.success is not None else "the paper"
+        legend.append((hollow, f"hollow: not every seed reaches {reached}{' %' * (report.unit == '%')}"))
     room = (WIDTHS[width] - 0.5) / len(costs)
     height = 1.5 if width == "page" else 1.3
     titles = {column: verbatim("\n".join(wrapped(column, room - 0.1, TEXT, "bold"))) for column in columns}
     body = sum(height + 0.07 + 0.13 * (title.count("\n") + 1) for title in titles.values()) + 0.3
     title = f"What it costs: {report.title}"
-    note = f"Marks: medians. The frontier rises where a median is better by more than {tolerance:g}. {words.note}"
+    what = "the worst seed" if several else "a value"
+    note = f"Marks: medians. The frontier rises where {what} is better by more than {tolerance:g}. {words.note}"
     canvas = sheet(width, body, Heading(title, "", "", words.x_label, note), legend)
     axes = canvas.subplots(len(columns), len(costs), sharex="col", sharey=True, squeeze=False)
     panels = []
     for line, column in zip(axes, columns, strict=True):
         for ax, cost in zip(line, costs, strict=True):
             dots = [
-                Dot(cell.row, cost.values[cell.row], statistics.median(cell.values), min(cell.values), max(cell.values))
+                Dot(
+                    cell.row,
+                    cost.values[cell.row],
+                    statistics.median(cell.values),
+                    min(cell.values),
+                    max(cell.values),
+                    solid[id(cell)],
+                )
                 for cell in measured
                 if cell.column == column and cost.values.get(cell.row, 0) > 0
             ]
             best = frontier(dots, lower, tolerance)
-            _panel(ax, dots, best, report.unit == "%")
+            _panel(ax, dots, best, lower, report.unit == "%")
             panels.append((ax, dots, best))
         line[0].set_title(titles[column], loc="left", fontsize=TEXT, fontweight="bold")
     for ax, cost in zip(axes[-1], costs, strict=True):
@@ -121,21 +144,23 @@ def draw_costs(report: Report, words: Words, costs: Sequence[CostColumn], width:
     # names are placed by the positions that the layout gives
     canvas.draw_without_rendering()
     for ax, dots, best in panels:
-        _name(ax, dots, best)
+        _name(ax, dots, best, lower)
     return canvas
 
 
-def _panel(ax: Any, dots: Sequence[Dot], best: Sequence[Dot], percent: bool) -> None:
+def _panel(ax: Any, dots: Sequence[Dot], best: Sequence[Dot], lower: bool, percent: bool) -> None:
     ax.set_xscale("log", base=2)
     for dot in dots:
         _, color, mark = kind_of(dot.row)
         ax.plot([dot.cost] * 2, [dot.low, dot.high], color=color, lw=0.9, alpha=0.45, zorder=2)
-        ax.plot(dot.cost, dot.median, mark, ms=3.6, color=color, mec="white", mew=0.3, zorder=3, clip_on=False)
+        looks: dict[str, Any] = {"mec": "white", "mew": 0.3} if dot.solid else {"mfc": "white", "mew": 0.8}
+        size = 3.6 if dot.solid else 3.0
+        ax.plot(dot.cost, dot.median, mark, ms=size, color=color, zorder=3, clip_on=False, **looks)
     if best:
         last = max(dot.cost for dot in dots)
         ax.step(
             [dot.cost for dot in best] + [last],
-            [dot.median for dot in best] + [best[-1].median],
+            [dot.worst(lower) for dot in best] + [best[-1].worst(lower)],
             where="post",
             color="black",
             ls="--",
@@ -170,7 +195,7 @@ def _offsets() -> Iterator[tuple[float, float]]:
     yield from sorted(((dx, dy) for dx in steps for dy in steps), key=lambda at: math.hypot(at[0], 1.5 * at[1]))
 
 
-def _name(ax: Any, dots: Sequence[Dot], named: Sequence[Dot]) -> None:
+def _name(ax: Any, dots: Sequence[Dot], named: Sequence[Dot], lower: bool) -> None:
     """Writes the names beside their marks, at the nearest place where they cover nothing."""
     scale = ax.figure.dpi / 72
     inside = ax.get_window_extent()
@@ -180,9 +205,8 @@ def _name(ax: Any, dots: Sequence[Dot], named: Sequence[Dot]) -> None:
         return Bbox.from_extents(px - half * scale, py - half * scale, px + half * scale, py + half * scale)
 
     taken = [around(dot.cost, dot.median, 2.2) for dot in dots]
-    best = (
-        [(dot.cost, dot.median) for dot in named] + [(max(dot.cost for dot in dots), named[-1].median)] if named else []
-    )
+    best = [(dot.cost, dot.worst(lower)) for dot in named]
+    best += [(max(dot.cost for dot in dots), best[-1][1])] if best else []
     for (x0, y0), (x1, y1) in itertools.pairwise(best):
         # the frontier goes to the right first, and then up
         for i in range(40):

@@ -73,7 +73,7 @@ def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
     body = down * (height + 0.14 * head) + axis.height * (1 if apart else down) + 0.1
     looks = dict.fromkeys(rows, (OURS, "")) if apart else _looks(rows)
     y_label = figure.spec.y_label or figure.spec.y.replace("_", " ")
-    heading = Heading(words.title, words.details, _x_label(report), y_label, words.note)
+    heading = Heading(words.title, words.details, _x_label(report, axis), y_label, words.note)
     chance = _chance(report)
     legend = _legend(figure, looks, apart)
     legend += [(Line2D([], [], ls=":", lw=0.9, color="black"), "chance")] * (chance is not None)
@@ -119,7 +119,7 @@ def _multiples(report: Report, published: bool) -> list[Panel]:
             title = f"{row.label}, {name}" if name else row.label
             decided = [cell for cell in report.cells if cell.row == row.label and cell.verdict in DECIDED]
             agree = sum(cell.verdict in AGREEING for cell in decided)
-            title += f"  {agree}/{len(decided)}" if decided and not name else ""
+            title += f": {agree} of {len(decided)} agree" if decided and not name else ""
             behind = () if published else tuple(other for other in series if other is not row)
             found.append(Panel(title, (row,), behind, _ended(report, row)))
     return found
@@ -208,7 +208,12 @@ def _draw_series(ax: Any, axis: _Axis, series: Series, look: tuple[str, str], ap
             ax.scatter(*zip(*dots, strict=True), s=5, color=color, alpha=0.55, linewidths=0, zorder=2, clip_on=False)
         if series.ended and not apart:
             style: Any = {"textcoords": "offset points", "color": color, "va": "center", "fontsize": SMALL}
-            ax.annotate(verbatim(series.ended), (x[-1], y[-1]), (3, 3), **style)
+            ax.annotate(
+                verbatim(series.ended + (f" past {axis.tick(series.points[-1].x)}" if axis.numbers else "")),
+                (x[-1], y[-1]),
+                (3, 3),
+                **style,
+            )
     if series.published:
         theirs = sorted((axis.place[x], y) for x, y in series.published)
         ax.plot(
@@ -259,10 +264,11 @@ def _chance(report: Report) -> float | None:
     return levels.pop() if report.unit == "%" and len(levels) == 1 else None
 
 
-def _x_label(report: Report) -> str:
+def _x_label(report: Report, axis: _Axis) -> str:
     figure = report.figure
     length = _training_length(report)
-    trained = f" (grey line: trained at {short(length)})" if length else ""
+    line = "grey line: " if _in_range(length, axis) else ""
+    trained = f" ({line}trained at {short(length)})" if length else ""
     name, _, device = figure.x_label.partition("\n")
     return f"{name}{trained}\n{device}" if device else f"{name}{trained}"
 
@@ -271,14 +277,18 @@ def _training_length(report: Report) -> float | None:
     """The length of training of a figure over test lengths, if all runs share it."""
     if report.timed or report.figure.spec.x != "slice.length":
         return None
-    lengths = {lookup(run.config, "task.length") for run in report.runs}
+    lengths = {lookup(run.config, report.figure.spec.trained) for run in report.runs}
     length = lengths.pop() if len(lengths) == 1 else None
     return length if isinstance(length, (int, float)) else None
 
 
+def _in_range(length: float | None, axis: _Axis) -> bool:
+    return length is not None and axis.numbers and bool(axis.found) and axis.found[0] <= length <= axis.found[-1]
+
+
 def _mark_training_length(report: Report, axes: Sequence[Any], axis: _Axis) -> None:
     length = _training_length(report)
-    if length is not None and axis.numbers and axis.found and axis.found[0] <= length <= axis.found[-1]:
+    if _in_range(length, axis):
         for ax in axes:
             ax.axvline(length, color="#aaaaaa", lw=0.8, zorder=0)
 

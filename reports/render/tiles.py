@@ -92,7 +92,7 @@ def draw_cells(report: Report, words: Words, width: Width) -> Canvas:
         for j, column in enumerate(columns):
             cell = cells.get((row, column))
             if cell is not None and cell.median is not None:
-                _number(ax, j, i, f"{cell.median:.{max(cell.decimals(decimals), 0)}f}", shares[i][j])
+                _number(ax, j, i, _text(report, cell, decimals), shares[i][j])
     ax.xaxis.tick_top()
     place: Any = {"rotation": 90} if upright else {"va": "baseline", "linespacing": 1.12}
     ax.set_xticks(range(len(columns)), headers, **place)
@@ -118,6 +118,15 @@ def _number(ax: Any, x: float, y: float, text: str, share: float) -> None:
     ax.text(x, y, text, ha="center", va="center_baseline", color="white" if dark else "black", fontsize=SMALL)
 
 
+def _text(report: Report, cell: Cell, decimals: int) -> str:
+    """The median of a cell; a time has three digits, because its spread is about a percent."""
+    if report.timed and cell.median:
+        decimals = max(2 - math.floor(math.log10(abs(cell.median))), 0)
+    else:
+        decimals = max(cell.decimals(decimals), 0)
+    return f"{cell.median:.{decimals}f}"
+
+
 def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequence[str]) -> Colouring:
     """What the colours of cells mean, by what the grid says of chance and success.
 
@@ -126,7 +135,7 @@ def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Se
     chances = {column: report.spec.of(column, "chance") for column in columns}
     select = report.config.select
     most = max(len(cell.values) for cell in cells.values())
-    unit = f", {report.unit}" if report.unit else ""
+    unit = f" in {report.unit}" if report.unit else ""
     number = "median over seeds" if most > 1 else "value"
     every = all(is_percent(report, column) for column in columns)
     if every and None not in chances.values() and len(set(chances.values())) > 1:

@@ -157,6 +157,8 @@ class FigureSpec(Config):
     of the runs (`metric.state_size`), of which a cell has one point, at the median. Only `lines` need it."""
     x_label: str = ""
     x_log2: bool = False
+    trained: str = "task.length"
+    """A dotted key: the length of training among the lengths of `slice.length`, where a grey line is drawn."""
     y: str = "accuracy"
     y_label: str = ""
     y_log10: bool = False

@@ -133,7 +133,7 @@ def test_more_than_eight_rows_and_rows_beside_a_paper_have_a_panel_each(make):
     published = "\nrow 0,len 64,90.0,%,higher,,,,paper\nrow 0,len 128,90.0,%,higher,,,,paper\n"
     report = make(config=config, expected=EXPECTED.splitlines()[0] + published, claims=NOTHING["claims"])
     canvas = draw(report)
-    assert [ax.get_title() for ax in canvas.axes if ax.get_visible()] == ["row 0 1/2", "row 1"]
+    assert [ax.get_title() for ax in canvas.axes if ax.get_visible()] == ["row 0: 1 of 2 agree", "row 1"]
     assert "1 of 2 numbers agree with the paper" in words(canvas)
     (dashed,) = [line for line in canvas.axes[0].lines if line.get_linestyle() == "--"]
     assert list(dashed.get_ydata()) == [90.0, 90.0]
@@ -213,6 +213,8 @@ def test_the_frontier_has_what_no_cheaper_row_equals():
     dots = [dot("small", 1, 20), dot("same", 1, 10), dot("worse", 2, 15), dot("best", 3, 99.5), dot("hair", 4, 99.9)]
     assert [found.row for found in frontier(dots, lower=False, tolerance=1.0)] == ["small", "best"]
     assert [found.row for found in frontier(dots, lower=True, tolerance=1.0)] == ["same"]
+    luck = Dot("two seeds of three", 2.5, 100.0, 3.0, 100.0)
+    assert luck not in frontier([*dots, luck], lower=False, tolerance=1.0), "one seed fails"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.audio import told_size
 from subquad.tasks.base import Array
-from subquad.tasks.data import DataError, cache, find, needed
+from subquad.tasks.data import DataError, NoDataError, cache, find, needed
 from subquad.tasks.data.stored import PlannedTask
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
@@ -314,12 +314,6 @@ class SpeechCommands(SpokenWords):
             raise _fault("half_rate is for raw signals; set features: raw or half_rate: false.")
         length, channels = self.length, 1
         if self.features == "mfcc":
-            reason = why_no_mfcc()
-            if reason:
-                raise _fault(
-                    f"features=mfcc is n/a ({reason}); install the torchaudio built for this torch, or set "
-                    f"features: raw."
-                )
             if self.length <= HOP:
                 raise _fault(f"features=mfcc needs length > {HOP} (half a window), got {self.length}; raise length.")
             length, channels = self.length // HOP + 1, NUM_MFCC
@@ -349,6 +343,12 @@ class SpeechCommands(SpokenWords):
     def read(self, folder: Path) -> dict[str, Array]:
         """Rows (int16 [R, length] or the cepstrum in float32), frames [R] and targets [R], in the order of the
         words."""
+        # here and not in `spec`, so that a grid can be planned without torchaudio, as it can without recordings
+        if self.features == "mfcc" and (reason := why_no_mfcc()):
+            raise NoDataError(
+                f"{self.name}: features=mfcc is n/a ({reason}); install the torchaudio built for this torch, or set "
+                f"features: raw."
+            )
         clips = self.recordings.clips
         signal = np.zeros((len(clips), self.length), dtype=np.int16)
         frames = np.empty(len(clips), dtype=np.int32)

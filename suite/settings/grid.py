@@ -220,7 +220,7 @@ def expand(
     dropped: list[Run] = []
     for point, given in itertools.product(points(config, scale), settings):
         tree = _tree(config, point | {key: value for key, (_, value) in given.items()})
-        # a run that is left out by its names is not resolved, because its data need not be here
+        # a run that is left out by its words is not resolved, because what it reads need not be here
         if not filters.may_keep(tree):
             continue
         run: Run | None = None
@@ -352,12 +352,18 @@ class Filters:
         self.seen: dict[str, dict[str, Any]] = {key: {} for key in self.wanted}
 
     def may_keep(self, tree: Mapping[str, Any]) -> bool:
-        """Whether an unresolved run has a task and a model that are asked for."""
-        named = {key: lookup(tree, key) for key in ("task.name", "model.name") if key in self.wanted}
-        if all(found is None or self._meets_any(key, found) for key, found in named.items()):
+        """Whether an unresolved run has a task, a model and other words that are asked for, where it gives them."""
+        found = {key: lookup(tree, key) for key in self.wanted}
+        # a number may be written in another way than its resolved value (`1e-3` in quotes), and a default is not there
+        named = {
+            key: value
+            for key, value in found.items()
+            if key in ("task.name", "model.name") or (isinstance(value, str) and value[:1].isalpha())
+        }
+        if all(value is None or self._meets_any(key, value) for key, value in named.items()):
             return True
-        for key, found in named.items():
-            self.seen[key][repr(found)] = found
+        for key, value in named.items():
+            self.seen[key][repr(value)] = value
         return False
 
     def keep(self, find: Callable[[str], Any]) -> bool:

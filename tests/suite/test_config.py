@@ -108,6 +108,15 @@ def test_only_keeps_the_runs_that_have_the_value():
     assert len(runs(only=["model.name=t*", "task.name=p?rity,parity"])) == 8
 
 
+def test_a_run_that_only_leaves_out_by_a_word_is_not_resolved():
+    # what it reads or imports need not be here
+    sweep = {**GRID["sweep"], "train.schedule": ["constant", "missing"]}
+    found = runs(grid(sweep=sweep), only=["train.schedule=constant"])
+    assert {run.train.schedule for run in found} == {"constant"}
+    with pytest.raises(ValueError, match="missing"):
+        runs(grid(sweep=sweep))
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"), [("1", (0,)), ("3", (0, 1, 2)), ("3,7", (3, 7)), ("3,", (3,)), (" 4, 2 ", (4, 2))]
 )

@@ -260,7 +260,7 @@ def test_the_figure_has_logarithmic_axes_names_the_device_and_where_memory_ended
     (axes,) = canvas.axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert "NVIDIA H200" in words(canvas)
-    assert [text.get_text() for text in axes.texts] == ["oom"]
+    assert [text.get_text() for text in axes.texts] == ["oom past 1024"]
 
 
 def test_lengths_and_series_that_a_scale_leaves_out_are_told_from_those_still_to_run(make):

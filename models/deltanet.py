@@ -42,6 +42,7 @@ from torch import Tensor, nn
 
 from subquad.kernels.causal_conv1d import causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
+from subquad.kernels.forget_gate import forget_gate
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
@@ -126,11 +127,9 @@ class DeltaMixer(FusedStepMixer):
             return None
         if self.decay == "key":
             x, norm = step_linear(self.decay_down, x, norm=norm), None
-        dt = F.softplus(at_least_float32(step_linear(self.decay_up, x, norm=norm)) + at_least_float32(self.dt_bias))
-        rate = rate_of(self.log_A)
-        if self.decay == "head":
-            return -rate * dt
-        return -rate.unsqueeze(-1) * dt.unflatten(-1, (self.num_heads, self.key_dim))
+        logits = step_linear(self.decay_up, x, norm=norm)
+        log_decay, _ = forget_gate(logits, bias=self.dt_bias, rate=rate_of(self.log_A), complement=False)
+        return log_decay if self.decay == "head" else log_decay.unflatten(-1, (self.num_heads, self.key_dim))
 
     def _sigmoid(self, linear: nn.Linear, x: Tensor, norm: nn.Module | None) -> Tensor:
         logits = step_linear(linear, x, norm=norm)

@@ -1,6 +1,6 @@
-"""The benchmark's description of forget gates, in the sizes of HGRN2 and GSA of 1.3B parameters.
+"""The benchmark's description of forget gates, in the sizes of HGRN2 and GSA of 1.3B parameters, and of KDA.
 
-O is the number of layers whose logits make the bounds of a `bounded` gate.
+O is the number of layers whose logits make the bounds of a `bounded` gate, and H that of the rates of a `rated` one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,19 @@ from torch import Tensor
 
 from subquad.kernels.forget_gate import forget_gate
 from subquad.kernels.forget_gate.reference import forget_gate_reference
-from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+)
 
 
 def _with_layer(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,8 +35,10 @@ def _with_layer(op: Callable[..., Any]) -> Callable[..., Any]:
     In late layers the bounds are near 1 and the logarithms of the gates near 0, which tests no accuracy.
     """
 
-    def run(x: Tensor, logits: Tensor | None = None) -> Any:
-        return op(x, damping=8.0) if logits is None else op(x, logits, layer=min(1, len(logits) - 1))
+    def run(x: Tensor, logits: Tensor | None = None, bias: Tensor | None = None, rate: Tensor | None = None) -> Any:
+        if logits is not None:
+            return op(x, logits, layer=min(1, len(logits) - 1))
+        return op(x, damping=8.0) if rate is None else op(x, bias=bias, rate=rate)
 
     return run
 
@@ -34,18 +48,25 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     inputs: Inputs = {"x": normal(generator, dtype, rows, width)}
     if shape["gate"] == "bounded":
         inputs["logits"] = normal(generator, torch.promote_types(dtype, torch.float32), layers, width)
+    if shape["gate"] == "rated":
+        wide = torch.promote_types(dtype, torch.float32)
+        inputs["bias"] = normal(generator, wide, width)
+        inputs["rate"] = uniform(generator, wide, 0.5, 2.0, sizes(shape, "H")[0])
     return inputs
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """x and the logits once, and both results in float32."""
+    """x and the parameters once, and both results in float32; backward the same again, and gradients."""
     rows, width, layers = sizes(shape, "RDO")
     layers *= shape["gate"] == "bounded"
-    size = rows * width
+    size, passes = rows * width, 2 if backward else 1
+    read = size * dtype.itemsize + 4 * layers * width
+    if shape["gate"] == "rated":
+        read += 4 * (width + sizes(shape, "H")[0])
     return Cost(
-        num_bytes=size * (dtype.itemsize + 8) + 4 * layers * width,
-        num_flops=10 * size,
-        num_exponentials=2 * size + layers * width,
+        num_bytes=traffic(read, 8 * size, backward),
+        num_flops=10 * size * passes,
+        num_exponentials=(2 * size + layers * width) * passes,
     )
 
 
@@ -54,6 +75,7 @@ PAPER: tuple[Shape, ...] = (
     {"R": 16384, "D": 2048, "O": 24, "gate": "bounded"},
     {"R": 1, "D": 256, "O": 1, "gate": "damped"},
     {"R": 16384, "D": 256, "O": 1, "gate": "damped"},
+    {"R": 16384, "D": 1024, "O": 1, "gate": "rated", "H": 8},
 )
 
 WORKLOAD = Workload(
@@ -69,7 +91,10 @@ WORKLOAD = Workload(
         Implementation("torch", "ours", lambda: _with_layer(partial(forget_gate, backend="torch"))),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
-    keep=("logits",),
-    backward=False,
-    small=({"R": 3, "D": 20, "O": 4, "gate": "bounded"}, {"R": 3, "D": 20, "O": 1, "gate": "damped"}),
+    keep=("logits", "bias", "rate"),
+    small=(
+        {"R": 3, "D": 20, "O": 4, "gate": "bounded"},
+        {"R": 3, "D": 20, "O": 1, "gate": "damped"},
+        {"R": 90, "D": 160, "O": 1, "gate": "rated", "H": 5},
+    ),
 )

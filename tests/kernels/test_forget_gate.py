@@ -11,13 +11,19 @@ from subquad.kernels.forget_gate.reference import forget_gate_reference
 from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-OPTIONS = {"plain": {}, "damped": {"damping": 16.0}, "first": {"layer": 1}, "last": {"layer": 4}}
+OPTIONS = {"plain": {}, "damped": {"damping": 16.0}, "rated": {}, "first": {"layer": 1}, "last": {"layer": 4}}
 
 
-def make_inputs(*size, bounded):
+def make_inputs(*size, options):
     g = torch.Generator().manual_seed(size[-1])
-    x = 4 * torch.randn(*size, generator=g, dtype=torch.float64) - 2
-    return {"x": x} | ({"logits": torch.randn(5, size[-1], generator=g, dtype=torch.float64)} if bounded else {})
+    inputs = {"x": 4 * torch.randn(*size, generator=g, dtype=torch.float64) - 2}
+    if "layer" in OPTIONS[options]:
+        inputs["logits"] = torch.randn(5, size[-1], generator=g, dtype=torch.float64)
+    if options == "rated":
+        heads = next(n for n in (5, 7, 1) if size[-1] % n == 0)
+        inputs["bias"] = torch.randn(size[-1], generator=g, dtype=torch.float64)
+        inputs["rate"] = torch.rand(heads, generator=g, dtype=torch.float64) + 0.5
+    return inputs
 
 
 @pytest.mark.parametrize("size", [(5, 7), (3, 70, 40), (2, 300)])
@@ -27,11 +33,9 @@ def make_inputs(*size, bounded):
 def test_results_are_those_of_the_equations(backend, dtype, options, size):
     given = OPTIONS[options]
     op, reference = partial(forget_gate, backend=backend, **given), partial(forget_gate_reference, **given)
-    inputs = make_inputs(*size, bounded="layer" in given)
-    keep = ("x", "logits") if dtype == torch.float32 else ("logits",)
-    assert_matches_reference(
-        op, reference, inputs, dtype=dtype, keep=keep, device=DEVICE, grad=backend == "torch" and dtype == torch.float32
-    )
+    keep = ("x",) if dtype == torch.float32 else ()
+    keep = (*keep, "logits", "bias", "rate")
+    assert_matches_reference(op, reference, make_inputs(*size, options=options), dtype=dtype, keep=keep, device=DEVICE)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

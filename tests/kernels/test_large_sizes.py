@@ -52,7 +52,7 @@ def assert_fits(axes):
     ("rows", "width"), [(2**20, 1024), (2**22, 64), (16 * MAX_AXIS, 128), (16 * MAX_AXIS + 1, 128)]
 )
 def test_the_grid_of_a_forget_gate_has_room_for_a_million_positions(grids, rows, width):
-    forget_gate.forget_gate_triton(empty(rows, width), None, 0, 1.0, True)
+    forget_gate.forget_gate_triton(empty(rows, width), None, None, None, 0, 1.0, True)
     ((axes, named),) = grids
     assert_fits(axes)
     assert axes[0] * named["BLOCK"] >= width

@@ -197,6 +197,7 @@ def _forget_gate(draw: Draw) -> Iterator[Call]:
     both = _pair(forget_gate, forget_gate_reference)
     yield Call("damped", both, {"x": draw(3, 4), "damping": 8.0})
     yield Call("bounded", both, {"x": draw(3, 4), "logits": draw(5, 4), "layer": 2})
+    yield Call("rated", both, {"x": draw(3, 4), "bias": draw(4), "rate": draw(2, low=0.5, high=2.0)})
 
 
 def _gated_linear_attention(draw: Draw) -> Iterator[Call]:

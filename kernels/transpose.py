@@ -1,4 +1,4 @@
-"""Copies of x [B, T, D] with another axis contiguous in memory: `time_last` and `channels_last`.
+"""Copies of x [B, T, D] with another axis contiguous in memory: `time_last`, `padded_time_last`, `channels_last`.
 
 Linear maps read and write tensors whose channels are contiguous, state space models those whose time is contiguous.
 PyTorch's own copy between the two takes several times as long as this kernel, which reads a tile along channels,
@@ -35,23 +35,24 @@ def _transpose_kernel(
     out,
     T,
     D,
+    size,
     stride_b,
     stride_t,
     stride_d,
     BLOCK_T: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """out [B, D, T] = x [B, T, D]."""
-    num_d, num_t = tl.cdiv(D, BLOCK_D), tl.cdiv(T, BLOCK_T)
+    """out [B, D, size] = x [B, T, D] with zeros after its T <= size steps."""
+    num_d, num_t = tl.cdiv(D, BLOCK_D), tl.cdiv(size, BLOCK_T)
     i_d, i_bt = tl.program_id(0) % num_d, tl.program_id(0) // num_d
     i_b = (i_bt // num_t).to(tl.int64)
     o_t = i_bt % num_t * BLOCK_T + tl.arange(0, BLOCK_T)
     o_d = i_d * BLOCK_D + tl.arange(0, BLOCK_D)
     m_t, m_d = o_t < T, o_d < D
     p_x = x + (i_b * stride_b + o_t.to(tl.int64)[:, None] * stride_t + o_d.to(tl.int64)[None, :] * stride_d)
-    b_x = tl.load(p_x, mask=m_t[:, None] & m_d[None, :])
-    p_out = out + ((i_b * D + o_d)[:, None] * T + o_t[None, :])
-    tl.store(p_out, tl.trans(b_x), mask=m_d[:, None] & m_t[None, :])
+    b_x = tl.load(p_x, mask=m_t[:, None] & m_d[None, :], other=0.0)
+    p_out = out + ((i_b * D + o_d)[:, None] * size + o_t[None, :])
+    tl.store(p_out, tl.trans(b_x), mask=m_d[:, None] & (o_t < size)[None, :])
 
 
 def empty_time_last(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -71,26 +72,38 @@ def channels_last(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 or x.shape[2] == 1 else _Transpose.apply(x.transpose(1, 2)).transpose(1, 2)
 
 
+def padded_time_last(x: Tensor, size: int) -> Tensor:
+    """[B, D, size]: x [B, T, D] and zeros after its T <= size steps, contiguous. It has no gradient."""
+    out = x.new_empty(x.shape[0], x.shape[2], size)
+    _write(x, out, size)
+    return out
+
+
+def _write(x: Tensor, out: Tensor, size: int) -> None:
+    batch, length, width = x.shape
+    stride_b, stride_t, stride_d = x.stride()
+    launch(
+        _transpose_kernel,
+        batch * cdiv(size, TILE.steps) * cdiv(width, TILE.channels),
+        x=x,
+        out=out,
+        T=length,
+        D=width,
+        size=size,
+        stride_b=stride_b,
+        stride_t=stride_t,
+        stride_d=stride_d,
+        BLOCK_T=TILE.steps,
+        BLOCK_D=TILE.channels,
+        **TILE.options.keywords(),
+    )
+
+
 class _Transpose(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
         out = empty_time_last(x)
-        stride_b, stride_t, stride_d = x.stride()
-        launch(
-            _transpose_kernel,
-            batch * cdiv(length, TILE.steps) * cdiv(width, TILE.channels),
-            x=x,
-            out=out,
-            T=length,
-            D=width,
-            stride_b=stride_b,
-            stride_t=stride_t,
-            stride_d=stride_d,
-            BLOCK_T=TILE.steps,
-            BLOCK_D=TILE.channels,
-            **TILE.options.keywords(),
-        )
+        _write(x, out, x.shape[1])
         return out
 
     @staticmethod

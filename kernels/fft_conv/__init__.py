@@ -64,7 +64,7 @@ def fft_conv(
         with on_device_of(u), torch.autocast("cuda" if u.is_cuda else "cpu", enabled=False):
             return fft_conv_triton(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
     with torch.autocast(u.device.type, enabled=False):
-        return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+        return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out, backend=backend)
 
 
 def _kernels_are_faster(u: Tensor, filter: Tensor, with_gates: bool) -> bool:

@@ -8,13 +8,13 @@ transform is a complex transform of twice the size.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
-from subquad.kernels.backend import on_device_of, use_triton
+from subquad.kernels.backend import chooses_triton, on_device_of, record
 
 
 @lru_cache(maxsize=1024)
@@ -75,17 +75,21 @@ class CircularConv(OnceDifferentiable):
         return dv, dtaps, None
 
 
-def circular_conv(v: Tensor, taps: Tensor, size: int) -> Tensor:
-    """The first T steps of the circular convolution of length `size`: v [B, T, D], taps [D, <= size] to [B, T, D]."""
+def circular_conv(v: Tensor, taps: Tensor, size: int, backend: Literal["auto", "torch", "triton"] = "torch") -> Tensor:
+    """The first T steps of the circular convolution of length `size`: v [B, T, D], taps [D, <= size] to [B, T, D].
+
+    backend: of the passes between the transforms, in float32.
+    """
     if not v.numel():
         # libraries refuse a batch of no transforms; the product has the right shape and passes zeros back to the taps
         return v * taps[:, 0]
-    # transforms run along the last axis: contiguous rows beat strided ones on every library
-    if use_triton("transpose", "auto", v):
-        from subquad.kernels.transpose import time_last
+    if chooses_triton("fft_conv", backend, v, taps):
+        from subquad.kernels.fft_conv.triton.half_size import half_size_conv
 
+        record("fft_conv", "triton")
         with on_device_of(v):
-            v = time_last(v)
+            return half_size_conv(v, taps, size)
+    # transforms run along the last axis
     x = v.transpose(1, 2)
     # without a gradient no autograd function, which takes the host as long as a short transform
     y = CircularConv.apply(x, taps, size) if needs_gradient(v, taps) else _transformed(x, taps, size)[0]
@@ -100,6 +104,7 @@ def fft_conv_chunked(
     D: Tensor | None = None,
     gate_in: Tensor | None = None,
     gate_out: Tensor | None = None,
+    backend: Literal["auto", "torch", "triton"] = "torch",
 ) -> Tensor:
     """y [B, T, D] in the dtype of u; half-precision arguments are computed in float32."""
     length, dtype = u.shape[1], u.dtype
@@ -109,5 +114,5 @@ def fft_conv_chunked(
     if D is not None:
         # the skip is the tap at lag zero
         taps = torch.cat([taps[:, :1] + D.to(wide).unsqueeze(1), taps[:, 1:]], dim=1)
-    y = circular_conv(v, taps, fast_length(length + taps.shape[1] - 1))
+    y = circular_conv(v, taps, fast_length(length + taps.shape[1] - 1), backend)
     return (y if gate_out is None else gate_out.to(wide) * y).to(dtype)

@@ -78,15 +78,13 @@ def torch_fft_conv(
 
 
 def has_products(shape: Shape, dtype: torch.dtype) -> str | None:
-    """The reason why the Triton path would run PyTorch's FFT, or None."""
+    """The reason why the Triton path would convert its inputs to float32, or None."""
     from subquad.kernels.fft_conv.triton.plan import has_kernels
 
     steps = int(shape["T"])
-    return (
-        None
-        if has_kernels(steps, dtype, steps)
-        else f"the Triton path has no kernels for filters of {steps} taps in {dtype}"
-    )
+    if dtype == torch.float32 or has_kernels(steps, dtype, steps):
+        return None
+    return f"the Triton path has no kernels for filters of {steps} taps in {dtype}"
 
 
 def time_contiguous(inputs: Inputs) -> Inputs:

@@ -75,7 +75,9 @@ def lti_ssm_chunked(
     if D is not None:
         # the skip is the tap at lag zero
         forward = torch.cat([forward[:, :1] + D.to(wide).unsqueeze(1), forward[:, 1:]], dim=1)
-    y = _convolve(v, forward.to(wide), filter_of(C[1]).to(wide) if bidirectional else None, toeplitz_max_length)
+    y = _convolve(
+        v, forward.to(wide), filter_of(C[1]).to(wide) if bidirectional else None, toeplitz_max_length, backend
+    )
     state = None
     if with_states:
         states = _SoftmaxStates if discretization == "dss-softmax" else _States
@@ -98,7 +100,9 @@ def lti_ssm_chunked(
     return (y if gate_out is None else gate_out.to(wide) * y).to(dtype), state
 
 
-def _convolve(v: Tensor, forward: Tensor, backward: Tensor | None, toeplitz_max_length: int) -> Tensor:
+def _convolve(
+    v: Tensor, forward: Tensor, backward: Tensor | None, toeplitz_max_length: int, backend: Literal["auto", "torch"]
+) -> Tensor:
     """v [B, T, D] convolved with `forward` [D, T] at lags 0, 1, ... and `backward` [D, T] at lags -1, -2, ..."""
     steps = v.shape[1]
     if steps <= toeplitz_max_length:
@@ -111,7 +115,7 @@ def _convolve(v: Tensor, forward: Tensor, backward: Tensor | None, toeplitz_max_
     if backward is not None:
         gap = forward.new_zeros(forward.shape[0], size - 2 * steps + 1)
         taps = torch.cat([forward, gap, backward[:, : steps - 1].flip(-1)], dim=1)
-    return circular_conv(v, taps, size)
+    return circular_conv(v, taps, size, backend)
 
 
 def powers_sum(v: Tensor, z: Tensor) -> Tensor:

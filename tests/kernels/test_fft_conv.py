@@ -16,6 +16,7 @@ from subquad.kernels.fft_conv.triton import fft_conv_triton
 from subquad.kernels.fft_conv.triton.autograd import fft_conv_fwd
 from subquad.kernels.fft_conv.triton.chunks_gradient import chunks_gradient
 from subquad.kernels.fft_conv.triton.gates import Gated, gated
+from subquad.kernels.fft_conv.triton.half_size import half_size_conv
 from subquad.kernels.fft_conv.triton.plan import TUNING, Operands, takes_long, takes_spectra
 from subquad.kernels.fft_conv.triton.taps_gradient import taps_gradient
 from subquad.kernels.layout import slices_of_one
@@ -59,6 +60,20 @@ def test_fast_lengths_are_the_smallest_even_smooth_ones_or_a_power_of_two_close_
         candidates = [n for n in range(minimum + minimum % 2, 2 * minimum + 3) if n % 2 == 0 and n and smooth(n)]
         close = [n for n in candidates if n.bit_count() == 1 and 16 * n <= 17 * minimum]
         assert fast_length(minimum) == (close or candidates)[0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "filter_length", "size"),
+    # odd and even halves, one sequence and several to a program, taps up to the end of the circle
+    [((2, 5, 3), 5, 10), ((3, 50, 4), 20, 72), ((1, 7, 1), 7, 14), ((3, 9, 2), 30, 40), slow((5, 300, 33), 300, 600)],
+)
+def test_transforms_of_half_the_size_convolve_real_sequences(shape, filter_length, size):
+    g = torch.Generator().manual_seed(size)
+    inputs = {"u": torch.randn(shape, generator=g, dtype=torch.float64)}
+    inputs["filter"] = torch.randn(shape[2], filter_length, generator=g, dtype=torch.float64)
+    assert_matches_reference(
+        lambda u, filter: half_size_conv(u, filter, size), fft_conv_reference, inputs, device=DEVICE
+    )
 
 
 @pytest.mark.parametrize("filter_length", [1, 65, *(slow(n) for n in (63, 64, 130, 400))])

@@ -114,7 +114,7 @@ def test_the_public_launch_gives_what_the_kernel_computes(monkeypatch):
 
     monkeypatch.undo()
     x, out = torch.randn(1, 3, 2, device=DEVICE), torch.zeros(1, 2, 3, device=DEVICE)
-    numbers = {"T": 3, "D": 2, "stride_b": 6, "stride_t": 2, "stride_d": 1, "BLOCK_T": TILE.steps}
+    numbers = {"T": 3, "D": 2, "size": 3, "stride_b": 6, "stride_t": 2, "stride_d": 1, "BLOCK_T": TILE.steps}
     numbers["BLOCK_D"] = TILE.channels
     for version in ("3.5.0", triton.__version__):
         for grid, named in ((1, numbers), (LaunchPlan(1, **numbers), {})):

@@ -171,7 +171,7 @@ def fft_conv_triton(
     """y [B, T, D] in the dtype of u, with time contiguous unless the filter has more taps than the kernels take."""
     length, lags = u.shape[1], min(u.shape[1], filter.shape[1])
     if not has_kernels(length, u.dtype, lags, tuning):
-        return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out)
+        return fft_conv_chunked(u, filter, D=D, gate_in=gate_in, gate_out=gate_out, backend="triton")
     if gate_in is not None or not takes_halves(length, u.dtype, tuning):
         # halves of an input without a gate are written from any layout
         u = time_last(u)

@@ -45,8 +45,16 @@ def record(
         torch.cuda.current_stream(device).wait_stream(stream)
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
-            function()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+        before = generator.clone_state()
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                function()
+        except BaseException:
+            # the generator would still wait for the end of the recording, and refuse to draw any number after it
+            generator.graphsafe_set_state(before)
+            raise
     return graph.replay
 
 

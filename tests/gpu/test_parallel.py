@@ -11,8 +11,8 @@ from subquad.suite.store import storage
 from subquad.suite.training.trainer import Trainer
 from tests.gpu.test_training import losses, model_run
 from tests.suite.test_parallel import DOUBLE, TASK, TRAIN, assert_same_but_for_rounding, together, two_processes
-from tests.suite.test_trainer import numbers, train
-from tests.suite.toy import make_run
+from tests.suite.test_trainer import train
+from tests.suite.toy import make_run, numbers
 
 FIRST = torch.device("cuda", 0)
 ROUNDED_RATE = 1e-7

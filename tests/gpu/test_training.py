@@ -11,14 +11,7 @@ from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.trainer import Trainer
 from subquad.tasks import TASKS
 from tests.suite.test_workers import Recording
-from tests.suite.toy import make_run
-
-TIMED = {"train_throughput", "train_steps", "inference_throughput", "peak_memory"}
-
-
-def numbers(rows):
-    keys = ("metric", "split", "slice", "step", "value")
-    return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in TIMED]
+from tests.suite.toy import make_run, numbers
 
 
 def losses(rows):

@@ -13,10 +13,9 @@ from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.data import FreshOrder, StagedOrder
 from subquad.suite.training.trainer import Trainer
 from tests.suite.toy import TASKS as TOYS
-from tests.suite.toy import Parity
+from tests.suite.toy import Parity, numbers
 
 CPU = torch.device("cpu")
-TIMED = {"train_throughput", "train_steps", "train_seconds", "inference_throughput", "peak_rss"}
 STAGES = [{"length": 4, "steps": 3}, {"length": 8, "steps": 5}]
 
 
@@ -56,11 +55,6 @@ def trained(run, **options):
 
     trainer._train_step = watched
     return trainer(), shapes, rates
-
-
-def numbers(rows):
-    keys = ("metric", "split", "slice", "step", "value")
-    return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in TIMED]
 
 
 def test_lengths_grow_and_every_batch_has_as_many_tokens():

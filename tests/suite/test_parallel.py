@@ -26,9 +26,9 @@ from subquad.suite.training.parallel import Group
 from subquad.suite.training.trainer import Trainer
 from subquad.tasks.compression import Compression
 from tests.processes import with_subquad
-from tests.suite.test_trainer import numbers, train
+from tests.suite.test_trainer import train
 from tests.suite.test_workers import Recording, ending, values
-from tests.suite.toy import ToyConfig, ToyModel, make_run
+from tests.suite.toy import ToyConfig, ToyModel, make_run, numbers
 
 CPU = torch.device("cpu")
 HOME = Path(__file__).resolve().parents[2]

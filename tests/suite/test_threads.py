@@ -10,10 +10,9 @@ from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import storage
-from tests.suite.toy import TASKS, make_run
+from tests.suite.toy import MEASURED, TASKS, make_run
 
 CPU = torch.device("cpu")
-TIMED = ("train_throughput", "train_steps", "train_seconds", "inference_throughput", "peak_rss")
 
 
 class Silent:
@@ -48,7 +47,7 @@ def large(seed=0):
 def metrics(root, run):
     """Values that must not depend, to the bit, on the process in which the run is carried out."""
     frame = storage.read([storage.result_path(root, run.experiment, run.scale, run.run_id)])
-    frame = frame[~frame["metric"].isin(TIMED)]
+    frame = frame[~frame["metric"].isin(MEASURED)]
     return frame[["metric", "split", "slice", "step", "value", "data_digest", "threads"]].to_dict("records")
 
 

@@ -25,6 +25,15 @@ from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.parallel import current
 from subquad.suite.training.run import TrainingRun
 
+MEASURED = {"train_throughput", "train_steps", "train_seconds", "inference_throughput", "peak_rss", "peak_memory"}
+"""Metrics of a training run that two equal runs need not have in common: times and memory."""
+
+
+def numbers(rows):
+    """What two equal runs have in common."""
+    keys = ("metric", "split", "slice", "step", "value")
+    return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in MEASURED]
+
 
 def hang() -> None:
     """Never returns, and lets no other thread and no handler of a signal run."""

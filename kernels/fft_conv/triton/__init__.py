@@ -7,6 +7,7 @@ products.py         up to 1023 taps, and float32: y and dx from products with To
 spectra.py          more taps: y and dx from short transforms, which are products with small matrices
 outer_stage.py      most taps: transforms of whole sequences through memory, to rows and back
 inner_stage.py      the rows: convolution and gradients of each by itself
+half_size.py        float32 beyond products: cuFFT's transforms, and all passes around them
 tables.py           the matrices of these transforms
 taps_gradient.py    the gradient of the taps from spectra of x and dy
 chunks_gradient.py  the gradient of the taps from products of chunks of x and dy
@@ -14,7 +15,7 @@ autograd.py         the operator, forward and backward
 
 Layout: time contiguous; y and the gradients are as well. Inputs in another layout are transposed
 (`kernels.transpose.time_last`). float32: sums, gates, the skip. Deterministic: no atomics. Limits: `has_kernels` in
-`plan.py`; longer filters take the FFT of `chunked.py`.
+`plan.py`; longer filters take the transforms of `half_size.py` in float32.
 """
 
 from subquad.kernels.fft_conv.triton.autograd import fft_conv_triton

@@ -85,9 +85,10 @@ def _product_kernel(
 ):
     """Filters the sequences of a channel, and sums the spectrum of the gradient of its taps.
 
-    z, out, x: [B, D, M] complex, transforms of complex sequences.   taps [D, M + 1] complex, times 2 / M.
-    out: z times the taps, conjugated with CONJUGATE, or None.   sums [splits, D, M + 1] complex: those of conj(X) V over
-    the sequences of a program, with X and V the spectra of x and z, or None.   Grid: blocks of k, channels, splits.
+    z, out, x: [B, D, M] complex, transforms of complex sequences.   taps [D, M + 1] complex, divided by 2 M.
+    out: z times the taps, conjugated with CONJUGATE, or None.
+    sums [splits, D, M + 1] complex: conj(X) V summed over the sequences of a program, with X and V the spectra of x and
+    z, or None.   Grid: blocks of k, channels, splits.
     """
     i_k, i_d, i_s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_k = i_k * BLOCK + tl.arange(0, BLOCK)

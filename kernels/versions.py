@@ -24,7 +24,7 @@ VERSIONS = {
     "rotary": 1,
     "rotated_keys": 1,
     "rwkv6_inputs": 1,
-    "rwkv7_inputs": 2,
+    "rwkv7_inputs": 3,
     "selective_scan": 1,
     "skinny_linear": 1,
     "slstm": 1,

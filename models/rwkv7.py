@@ -90,37 +90,36 @@ class TimeMix7(MatrixTimeMix):
         low = x @ down
         return (torch.tanh(low) if use == "w" else torch.sigmoid(low) if use == "g" else low) @ up
 
-    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The inputs of `rwkv7_inputs`, and the gate; x and last as in `_mix`."""
+    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """The inputs of `rwkv7_inputs`, v [..., H, K] and the gate; x and last as in `_mix`."""
         mixed = dict(zip(USES, self._mix(x, last), strict=True))
         k, v, r = self.key(mixed["k"]), self.value(mixed["v"]), self.receptance(mixed["r"])
         w, a = self._low_rank("w", mixed["w"]), self._low_rank("a", mixed["a"])
         parameters = (self.w_0, self.a_0, self.xi, self.alpha, self.rho)
-        return (r, k, v, w, a, *parameters), self._low_rank("g", mixed["g"])
+        return (r, k, w, a, *parameters), v.unflatten(-1, (-1, self.head_dim)), self._low_rank("g", mixed["g"])
 
-    def _output(self, o: Tensor, own: Tensor, gate: Tensor) -> Tensor:
-        y = self.norm(o) + own.flatten(-2)
-        return self.out((at_least_float32(gate) * y).to(gate.dtype))
+    def _output(self, o: Tensor, v: Tensor, strength: Tensor, gate: Tensor) -> Tensor:
+        return self.out(self.norm(o, gate, gate_activation="identity", skip=v, skip_scale=strength))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, gate = self._project(x)
-        q, k, v, write, plain, log_decay, own = rwkv7_inputs(*inputs, head_dim=self.head_dim)
+        inputs, v, gate = self._project(x)
+        q, k, write, plain, log_decay, strength = rwkv7_inputs(*inputs, head_dim=self.head_dim)
         beta = v.new_ones(v.shape[:-1])
         options: Any = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True}
         o, memory = delta_rule(q, k, v, beta, log_decay, **options)
-        return self._output(o, own, gate), memory
+        return self._output(o, v, strength, gate), memory
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         last, memory = state
-        (r, k, v, *rest), gate = self._project(x_t, last)
-        *vectors, own = rwkv7_position(r, k, v, *rest, head_dim=self.head_dim)
-        q, value = (z.unflatten(-1, (-1, self.head_dim)).to(memory.dtype) for z in (r, v))
+        inputs, v, gate = self._project(x_t, last)
+        *vectors, strength = rwkv7_position(*inputs, head_dim=self.head_dim)
+        q, value = inputs[0].unflatten(-1, (-1, self.head_dim)).to(memory.dtype), v.to(memory.dtype)
         key, remove, add, log_decay = (z.to(memory.dtype) for z in vectors)
         removed = remove.unsqueeze(-2) @ memory
         memory = log_decay.exp().unsqueeze(-1) * memory + add.unsqueeze(-1) * removed
         memory = torch.addcmul(memory, key.unsqueeze(-1), value.unsqueeze(-2))
         o = (q.unsqueeze(-2) @ memory).squeeze(-2)
-        return self._output(o, own, gate), (x_t.to(last.dtype), memory)
+        return self._output(o, v, strength, gate), (x_t.to(last.dtype), memory)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         low_rank = [f"{use}_{side}" for use in ("w", "a", "g") for side in ("down", "up")]

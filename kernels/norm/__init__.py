@@ -1,13 +1,15 @@
 """Layer norm, RMS norm and the Euclidean norm over the last axis, with a residual add before and a gate behind.
 
 s = x + residual,   u = act(s)
-y = ((u - m) / sqrt(v + eps) * weight + bias) * h(gate)
+y = ((u - m) / sqrt(v + eps) * weight + bias + skip_scale skip) * h(gate)
 
 layer: m and v are mean and variance of the D elements of u (Ba et al. 2016, equation 4);   rms: m = 0 and v is the mean
 of u^2 (Zhang & Sennrich 2019, equation 4);   l2: m = 0 and v is the sum of u^2, so that y has length one, as queries
 and keys of the delta rule have (Yang et al. 2024). act is the identity or silu. Without a residual s = x, without a
-weight or a gate its factor is one. h is silu, as in RetNet (Sun et al. 2023, equation 8), or sigmoid, as in mLSTM (Beck
-et al. 2024, section 2.3). The heads of a mixer may have a weight and a bias each, as in a group norm.
+weight or a gate its factor is one. h is silu, as in RetNet (Sun et al. 2023, equation 8), sigmoid, as in mLSTM (Beck et
+al. 2024, section 2.3), or the identity, as in RWKV-7 (Peng et al. 2025, section 4), where the values of a position are
+added behind the norm, with a factor for every head (skip). The heads of a mixer may have a weight and a bias each, as
+in a group norm.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from subquad.kernels.norm.chunked import norm_chunked
 __all__ = ["GateActivation", "Kind", "norm"]
 
 Kind = Literal["layer", "rms", "l2"]
-GateActivation = Literal["silu", "sigmoid"]
+GateActivation = Literal["silu", "sigmoid", "identity"]
 MAX_WIDTH = 8192
 """Maximum D of the Triton kernels, which hold whole rows in registers."""
 
@@ -42,6 +44,8 @@ def norm(
     gate: Tensor | None = None,
     gate_activation: GateActivation = "silu",
     activation: Literal["silu"] | None = None,
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor: ...
@@ -57,6 +61,8 @@ def norm(
     gate: Tensor | None = None,
     gate_activation: GateActivation = "silu",
     activation: Literal["silu"] | None = None,
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> tuple[Tensor, Tensor]: ...
@@ -71,31 +77,35 @@ def norm(
     gate: Tensor | None = None,
     gate_activation: GateActivation = "silu",
     activation: Literal["silu"] | None = None,
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The norm of this module. x, residual and gate [..., D], weight and bias [D] or None; a bias needs a weight.
 
     weight, bias: [H, D] for x [..., H, D] has a row for each head. The bias has the shape of the weight.
+    skip, skip_scale: [..., D] and [...], a factor for each row.
 
     Returns y, and (y, s) where a residual is given. y has the dtype `out_dtype`, by default that of x; s has the dtype
     to which torch promotes x + residual, so that a residual stream in float32 stays there. Sums and statistics are
     float32 at least, also for half-precision x and under autocast.
 
-    backend: the Triton path takes D up to 8192; it copies x and residual unless they are contiguous. `auto` takes it on
-    a GPU, but not inside `torch.compile`, which fuses the plain form. Both are deterministic.
+    backend: the Triton path takes D up to 8192; it copies x, residual and skip unless they are contiguous. `auto` takes
+             it on a GPU, but not inside `torch.compile`, which fuses the plain form. Both are deterministic.
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(x, weight, bias, kind, eps, residual, gate, gate_activation, activation)
+    _check(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, skip, skip_scale)
     out_dtype = out_dtype or x.dtype
     if backend != "auto" or not torch.compiler.is_compiling():
         obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
-        if use_triton("norm", backend, x, weight, bias, residual, gate, obstacle=obstacle):
+        if use_triton("norm", backend, x, weight, bias, residual, gate, skip, skip_scale, obstacle=obstacle):
             from subquad.kernels.norm.triton import norm_triton
 
+            options = residual, gate, gate_activation, activation, out_dtype
             with on_device_of(x):
-                return norm_triton(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, out_dtype)
+                return norm_triton(x, weight, bias, kind, eps, *options, skip=skip, skip_scale=skip_scale)
     return norm_chunked(
         x,
         weight,
@@ -106,6 +116,8 @@ def norm(
         gate=gate,
         gate_activation=gate_activation,
         activation=activation,
+        skip=skip,
+        skip_scale=skip_scale,
         out_dtype=out_dtype,
     )
 
@@ -120,6 +132,8 @@ def _check(
     gate: Tensor | None,
     gate_activation: str,
     activation: str | None,
+    skip: Tensor | None,
+    skip_scale: Tensor | None,
 ) -> None:
     if x.ndim == 0 or x.numel() == 0:
         raise ValueError(f"norm: x must be [..., D] with at least one element, got {list(x.shape)}.")
@@ -131,9 +145,12 @@ def _check(
     if weight is not None:
         check_shapes("norm", {"bias": (bias, tuple(weight.shape))}, to_go_with="the weight")
     shape = tuple(x.shape)
-    check_shapes("norm", {"residual": (residual, shape), "gate": (gate, shape)}, to_go_with="x")
+    beside = {"residual": (residual, shape), "gate": (gate, shape), "skip": (skip, shape)}
+    check_shapes("norm", {**beside, "skip_scale": (skip_scale, shape[:-1])}, to_go_with="x")
+    if (skip is None) != (skip_scale is None):
+        raise ValueError("norm: skip and skip_scale go together; give both or none of them.")
     check_choice("norm", "kind", kind, ("layer", "rms", "l2"))
-    check_choice("norm", "gate_activation", gate_activation, ("silu", "sigmoid"))
+    check_choice("norm", "gate_activation", gate_activation, ("silu", "sigmoid", "identity"))
     check_choice("norm", "activation", activation, (None, "silu"))
     if not 0 <= eps < math.inf:
         raise ValueError(f"norm: eps must be a finite number of at least 0, got {eps}.")

@@ -18,6 +18,8 @@ def norm_chunked(
     gate: Tensor | None = None,
     gate_activation: str = "silu",
     activation: str | None = None,
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y in `out_dtype` (None: that of x), or (y, x + residual); all between is float32 at least."""
@@ -38,8 +40,12 @@ def norm_chunked(
         y = y * weight if bias is None else torch.addcmul(bias, y, weight)
     elif kind == "rms" and bias is not None:
         y = y + bias
+    if skip is not None and skip_scale is not None:
+        y = y + skip_scale.to(wide).unsqueeze(-1) * skip.to(wide)
     if gate is not None:
         gate = gate.to(wide)
-        y = y * (F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate))
+        if gate_activation != "identity":
+            gate = F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate)
+        y = y * gate
     y = y.to(out_dtype or x.dtype)
     return y if residual is None else (y, total)

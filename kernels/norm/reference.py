@@ -18,6 +18,8 @@ def norm_reference(
     gate: Tensor | None = None,
     gate_activation: str = "silu",
     activation: str | None = None,
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y in the dtype of x, or (y, x + residual), computed in the dtypes of the arguments.
 
@@ -33,7 +35,11 @@ def norm_reference(
         y = y * weight
     if bias is not None:
         y = y + bias
+    if skip is not None and skip_scale is not None:
+        y = y + skip_scale.unsqueeze(-1) * skip
     if gate is not None:
-        y = y * (F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate))
+        if gate_activation != "identity":
+            gate = F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate)
+        y = y * gate
     y = y.to(x.dtype)
     return y if residual is None else (y, total)

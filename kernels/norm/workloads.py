@@ -1,6 +1,7 @@
 """The benchmark's description of the norm: with its residual add, as it stands before every branch of a network; of the
 kind l2, as it stands before the delta rule, without residual and weight; and with H heads, as it stands behind the
-state of mLSTM, with weights of heads [H, D] and a sigmoid gate, which is a part of a projection, without residual.
+state of mLSTM, with weights of heads [H, D] and a sigmoid gate, which is a part of a projection, without residual. With
+skip=given a value with a factor for each head is added before the gate, which is the identity, as in RWKV-7.
 
 x has the dtype of the benchmark; residual, weight and bias are float32, as under autocast.
 """
@@ -28,12 +29,16 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         heads = int(shape["H"])
         size = (rows // heads, heads, width)
         projection = normal(generator, dtype, size[0], 2 * heads * width)
+        skip: Inputs = {}
+        if "skip" in shape:
+            skip = {"skip": normal(generator, dtype, *size), "skip_scale": normal(generator, wide, *size[:2])}
         return {
             "x": normal(generator, dtype, *size),
             "weight": normal(generator, wide, heads, width),
             "kind": shape["kind"],
             "gate": projection[:, heads * width :].unflatten(-1, size[1:]),
-            "gate_activation": "sigmoid",
+            "gate_activation": "identity" if skip else "sigmoid",
+            **skip,
         }
     return {
         "x": normal(generator, dtype, rows, width),
@@ -52,6 +57,8 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
         return Cost(traffic(size * dtype.itemsize, size * dtype.itemsize, backward), (15 if backward else 4) * size)
     if "H" in shape:
         half = 2 * size * dtype.itemsize + int(shape["H"]) * width * wide
+        if "skip" in shape:
+            half += size * dtype.itemsize + rows * wide
         return Cost(traffic(half, size * dtype.itemsize, backward), (24 if backward else 12) * size)
     parameters = width * wide * (2 if shape["kind"] == "layer" else 1)
     half = size * (dtype.itemsize + wide)
@@ -121,6 +128,8 @@ PAPER: tuple[Shape, ...] = (
     # outputs of the 4 heads of mLSTM in 512 strings of 39 tokens, and of the 12 heads of RWKV at B8 T2048
     {"R": 79872, "D": 32, "H": 4, "kind": "layer"},
     {"R": 196608, "D": 64, "H": 12, "kind": "layer"},
+    # of the 16 heads of RWKV-7 of width 1024 at B8 T2048
+    {"R": 262144, "D": 64, "H": 16, "kind": "layer", "skip": "given"},
 )
 
 WORKLOAD = Workload(
@@ -149,9 +158,10 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": (PAPER[0], PAPER[3]), "paper": PAPER},
     dtypes=(torch.bfloat16, torch.float32),
-    keep=("residual", "weight", "bias"),
+    keep=("residual", "weight", "bias", "skip_scale"),
     small=(
         *({"R": 21, "D": 12, "kind": kind} for kind in ("rms", "layer", "l2")),
         {"R": 20, "D": 12, "H": 4, "kind": "layer"},
+        {"R": 21, "D": 12, "H": 3, "kind": "layer", "skip": "given"},
     ),
 )

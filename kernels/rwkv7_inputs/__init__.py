@@ -1,19 +1,19 @@
-"""Computes all of RWKV-7 that lies between its linear maps and `delta_rule`, and what a position adds to its output.
+"""Computes all of RWKV-7 that lies between its linear maps and `delta_rule`, and the weight of a position's own value.
 
     L = -exp(-1/2) sigmoid(w_0 + w),   e = sigmoid(a_0 + a)            log-decay and rate
     c = k xi / |k xi|,                 k~ = k (1 + (e - 1) alpha)      what is removed, and the key
-    own = (sum_i rho_i r_i k~_i) v                                     what a position adds to its own output
+    b = sum_i rho_i r_i k~_i                                           how much of its v a position adds to its output
 
 with |k xi| and the sum over the K channels of every head.
 
 The recurrence S_t = diag(exp L_t) S_{t-1} - (e_t c_t)^T (c_t S_{t-1}) + k~_t^T v_t is that of `delta_rule` for
 
-    q = r,   k = c exp(-L),   v = v,   write = e c,   plain = k~,   log_decay = L
+    q = r,   k = c exp(-L),   write = e c,   plain = k~,   log_decay = L
 
-with factors b_t = 1 (`kernels.delta_rule.generalised`). r and v are not copied. They are results because their
-gradients from `delta_rule` are then added to those from `own` in the pass that computes the latter.
+with factors of one (`kernels.delta_rule.generalised`). r is not copied. It is a result because its gradient from
+`delta_rule` is then added to that from b in the pass that computes the latter.
 
-Source: Peng et al. 2025 (arXiv 2503.14456), section 4; w and a are the outputs of its low-rank maps, and k, r and v
+Source: Peng et al. 2025 (arXiv 2503.14456), section 4; w and a are the outputs of its low-rank maps, and k and r
 those of its linear maps. It is one operator because each of its parts passes over all of [B, T, D] once or twice.
 """
 
@@ -48,36 +48,33 @@ class Position(NamedTuple):
     """e c."""
     log_decay: Tensor
     """L."""
-    own: Tensor
-    """The position adds this vector to its output o_t."""
+    strength: Tensor
+    """b, [..., H]: the position adds b v to the norm of its output o_t."""
 
 
 class DeltaRuleInputs(NamedTuple):
-    """The inputs of `delta_rule` by the names of its arguments, and `own`. All are [B, T, H, K].
+    """The inputs of `delta_rule` by the names of its arguments, [B, T, H, K], and b.
 
-    q, k, v, write and plain have the dtype of v.
+    k, write and plain have the dtype of k.
     """
 
     q: Tensor
-    """r, which is not copied where it is dense and has the dtype of v."""
+    """r, which is not copied where it is dense."""
     k: Tensor
     """c exp(-L): the state decays by exp(L) before it is read, and what is removed was held before that."""
-    v: Tensor
-    """v, which is not copied where it is dense."""
     write: Tensor
     """e c."""
     plain: Tensor
     """k~."""
     log_decay: Tensor
     """L, in float32 or wider."""
-    own: Tensor
-    """Every position adds its vector to its output o_t, in float32 or wider."""
+    strength: Tensor
+    """b [B, T, H], in float32 or wider: every position adds b v to the norm of its output."""
 
 
 def rwkv7_inputs(
     r: Tensor,
     k: Tensor,
-    v: Tensor,
     w: Tensor,
     a: Tensor,
     w_0: Tensor,
@@ -89,9 +86,9 @@ def rwkv7_inputs(
     head_dim: int,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> DeltaRuleInputs:
-    """q, k, v, write, plain and log_decay of `delta_rule`, and own, by the equations of this module.
+    """q, k, write, plain and log_decay of `delta_rule`, and the strength, by the equations of this module.
 
-    r, k, v, w, a:           [B, T, D] with D = H K and K = head_dim.
+    r, k, w, a:              [B, T, D] with D = H K and K = head_dim.
     w_0, a_0, xi, alpha, rho: [D].
     backend: the Triton path takes K up to 256 in float32, bfloat16 and float16. It computes in float32, rounds once,
              and keeps nothing but its inputs for the backward pass. It copies what is not contiguous. `auto` takes it
@@ -101,12 +98,12 @@ def rwkv7_inputs(
     """
     check_positions(
         "rwkv7_inputs",
-        {"r": r, "k": k, "v": v, "w": w, "a": a},
+        {"r": r, "k": k, "w": w, "a": a},
         {"w_0": w_0, "a_0": a_0, "xi": xi, "alpha": alpha, "rho": rho},
         head_dim,
         sequence=True,
     )
-    tensors = (r, k, v, w, a, w_0, a_0, xi, alpha, rho)
+    tensors = (r, k, w, a, w_0, a_0, xi, alpha, rho)
     obstacle = f"takes K up to {MAX_KEYS}, got K={head_dim}" if head_dim > MAX_KEYS else None
     if use_triton("rwkv7_inputs", backend, *tensors, obstacle=obstacle):
         from subquad.kernels.rwkv7_inputs.triton import rwkv7_inputs_triton
@@ -114,16 +111,14 @@ def rwkv7_inputs(
         with on_device_of(r):
             return DeltaRuleInputs(*rwkv7_inputs_triton(tensors, head_dim))
     at = _position(tensors, head_dim, "auto" if backend == "auto" else "torch")
-    q, value = (x.to(v.dtype).unflatten(-1, (-1, head_dim)) for x in (r, v))
     reading = -at.remove * torch.exp(-at.log_decay)
-    reading, write, plain = (x.to(v.dtype) for x in (reading, at.add, at.k))
-    return DeltaRuleInputs(q, reading, value, write, plain, at.log_decay, at.own)
+    reading, write, plain = (x.to(k.dtype) for x in (reading, at.add, at.k))
+    return DeltaRuleInputs(r.unflatten(-1, (-1, head_dim)), reading, write, plain, at.log_decay, at.strength)
 
 
 def rwkv7_position(
     r: Tensor,
     k: Tensor,
-    v: Tensor,
     w: Tensor,
     a: Tensor,
     w_0: Tensor,
@@ -134,28 +129,28 @@ def rwkv7_position(
     *,
     head_dim: int,
 ) -> Position:
-    """Computes what the recurrence reads at single positions, for decoding, in plain PyTorch. r, k, v, w, a: [..., D].
+    """Computes what the recurrence reads at single positions, for decoding, in plain PyTorch. r, k, w, a: [..., D].
 
     Raises ValueError for shapes that do not fit.
     """
     check_positions(
         "rwkv7_position",
-        {"r": r, "k": k, "v": v, "w": w, "a": a},
+        {"r": r, "k": k, "w": w, "a": a},
         {"w_0": w_0, "a_0": a_0, "xi": xi, "alpha": alpha, "rho": rho},
         head_dim,
         sequence=False,
     )
-    return _position((r, k, v, w, a, w_0, a_0, xi, alpha, rho), head_dim, "auto")
+    return _position((r, k, w, a, w_0, a_0, xi, alpha, rho), head_dim, "auto")
 
 
 def _position(tensors: tuple[Tensor, ...], head_dim: int, backend: Literal["auto", "torch"]) -> Position:
-    r, k, v, w, a, w_0, a_0, xi, alpha, rho = tensors
+    r, k, w, a, w_0, a_0, xi, alpha, rho = tensors
     heads = (-1, head_dim)
     log_decay = -math.exp(-0.5) * torch.sigmoid(at_least_float32(w_0) + at_least_float32(w))
     rate = torch.sigmoid(at_least_float32(a_0) + at_least_float32(a))
     wide = at_least_float32(k)
     key = wide * (1 + (rate - 1) * at_least_float32(alpha))
     c = norm((wide * at_least_float32(xi)).unflatten(-1, heads), None, kind="l2", eps=EPS, backend=backend)
-    r, key, v, rate, log_decay = (x.unflatten(-1, heads) for x in (r, key, v, rate, log_decay))
-    own = (at_least_float32(r) * at_least_float32(rho).view(heads) * key).sum(-1, keepdim=True) * at_least_float32(v)
-    return Position(key, -c, rate * c, log_decay, own)
+    r, key, rate, log_decay = (x.unflatten(-1, heads) for x in (r, key, rate, log_decay))
+    strength = (at_least_float32(r) * at_least_float32(rho).view(heads) * key).sum(-1)
+    return Position(key, -c, rate * c, log_decay, strength)

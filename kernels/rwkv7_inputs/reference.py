@@ -11,7 +11,6 @@ from torch import Tensor
 def rwkv7_inputs_reference(
     r: Tensor,
     k: Tensor,
-    v: Tensor,
     w: Tensor,
     a: Tensor,
     w_0: Tensor,
@@ -21,17 +20,16 @@ def rwkv7_inputs_reference(
     rho: Tensor,
     *,
     head_dim: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, write, plain and log_decay of `delta_rule`, and own; arguments and results as in the package."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, write, plain and log_decay of `delta_rule`, and the strength; arguments and results as in the package."""
 
     def heads(x: Tensor) -> Tensor:
         return x.reshape(*x.shape[:-1], -1, head_dim)
 
     log_decay = heads(-math.exp(-0.5) / (1 + torch.exp(-(w_0 + w))))
     rate = heads(1 / (1 + torch.exp(-(a_0 + a))))
-    k, r, v, xi, alpha, rho = (heads(x) for x in (k, r, v, xi, alpha, rho))
+    k, r, xi, alpha, rho = (heads(x) for x in (k, r, xi, alpha, rho))
     c = k * xi
     c = c / torch.sqrt(c.square().sum(-1, keepdim=True) + 1e-24)
     key = k * (1 + (rate - 1) * alpha)
-    own = (r * rho * key).sum(-1, keepdim=True) * v
-    return r, c * torch.exp(-log_decay), v, rate * c, key, log_decay, own
+    return r, c * torch.exp(-log_decay), rate * c, key, log_decay, (r * rho * key).sum(-1)

@@ -3,11 +3,10 @@
 With sigma the logistic function, M = exp(-1/2), and sums over the K channels of a head (letters: package docstring):
 
     L = -M sigma(w_0 + w),   e = sigma(a_0 + a),   g = 1 + (e - 1) alpha,   k~ = k g
-    c = k xi s,  s = (sum (k xi)^2 + eps)^(-1/2),   b = sum rho r k~,   own = b v
+    c = k xi s,  s = (sum (k xi)^2 + eps)^(-1/2),   b = sum rho r k~
 
 The backward pass reads the same inputs again. With dX the gradient of a result X, and reading = c exp(-L):
 
-    db = sum down v,                                dv = dvalue + b down
     dr = dq + db rho k~,                            drho = db r k~
     dk~ = dplain + db rho r,                        dalpha = dk~ k (e - 1)
     dc = dreading exp(-L) + dwrite e,               du = s (dc - c sum c dc),   dxi = du k
@@ -20,9 +19,9 @@ neighbours often have gradients of one sign, so the sum of a run of them can be 
 its rounding errors as well.
 
 Layout:  inputs and results [R, D] dense, with R = B T positions and D = H K channels. A program takes one head.
-float32: everything between a load and a store; log_decay and own are stored so.
-Bytes:   with n for the size of an element of v, R D (8 n + 8) forward, of which 5 n are read, and R D (15 n + 8)
-         backward, of which 10 n + 8 are read. The results q and v are r and v themselves.
+float32: everything between a load and a store; log_decay and b are stored so.
+Bytes:   with n for the size of an element of k, R D (7 n + 4) forward, of which 4 n are read, and R D (12 n + 4)
+         backward, of which 8 n + 4 are read, and little for b and its gradient. The result q is r itself.
 FLOPs:   about 25 R D forward and 65 R D backward, with three exponentials each. Deterministic.
 """
 
@@ -48,7 +47,7 @@ ELEMENTS, NUM_WARPS = 512, 4
 TILES = 16
 """Tiles of a program of the backward pass, which adds the gradients of parameters over all of them."""
 FASTEST_DECAY = math.exp(-0.5)
-INPUTS = ("r", "k", "v", "w", "a", "w_0", "a_0", "xi", "alpha", "rho")
+INPUTS = ("r", "k", "w", "a", "w_0", "a_0", "xi", "alpha", "rho")
 
 
 @triton.jit
@@ -72,7 +71,7 @@ def _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS: tl.constexpr, FASTEST: tl.conste
 
 @triton.jit
 def _rwkv7_fwd_kernel(
-    r, k, v, w, a, w_0, a_0, xi, alpha, rho, reading, write, plain, log_decay, own,
+    r, k, w, a, w_0, a_0, xi, alpha, rho, reading, write, plain, log_decay, strength,
     R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, EPS: tl.constexpr, FASTEST: tl.constexpr,
 ):  # fmt: skip
     """ROWS positions of one head."""
@@ -84,24 +83,24 @@ def _rwkv7_fwd_kernel(
     m_k = o_k < K
     m = (o_r < R) & m_k
     o = o_r * D + o_d
-    b_r, b_k, b_v = _load(r, o, m), _load(k, o, m), _load(v, o, m)
+    b_r, b_k = _load(r, o, m), _load(k, o, m)
     b_w = _load(w, o, m) + _load(w_0, o_d, m_k)
     b_a = _load(a, o, m) + _load(a_0, o_d, m_k)
     b_xi, b_alpha = _load(xi, o_d, m_k), _load(alpha, o_d, m_k)
     b_log, b_e, b_g, b_c, _ = _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS, FASTEST)
     b_key = b_k * b_g
-    b_bonus = tl.sum(b_r * _load(rho, o_d, m_k) * b_key, 1)[:, None]
+    b_strength = tl.sum(b_r * _load(rho, o_d, m_k) * b_key, 1)[:, None]
     _store(reading, o, b_c * tl.exp(-b_log), m)
     _store(write, o, b_e * b_c, m)
     _store(plain, o, b_key, m)
     _store(log_decay, o, b_log, m)
-    _store(own, o, b_bonus * b_v, m)
+    _store(strength, o_r * H + i_h, b_strength, o_r < R)
 
 
 @triton.jit
 def _rwkv7_bwd_kernel(
-    r, k, v, w, a, w_0, a_0, xi, alpha, rho, dq, dreading, dvalue, dwrite, dplain, dlog, down, dr, dk, dv, dw, da,
-    partial, R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
+    r, k, w, a, w_0, a_0, xi, alpha, rho, dq, dreading, dwrite, dplain, dlog, dstrength, dr, dk, dw, da, partial,
+    R, H, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, EPS: tl.constexpr,
     FASTEST: tl.constexpr,
 ):  # fmt: skip
     """TILES tiles of ROWS positions of one head, and their terms of the gradients of parameters.
@@ -126,17 +125,14 @@ def _rwkv7_bwd_kernel(
         o_r = ((i_r.to(tl.int64) + i * num_programs) * ROWS + tl.arange(0, ROWS))[:, None]
         m = (o_r < R) & m_k
         o = o_r * D + o_d
-        b_r, b_k, b_v = _load(r, o, m), _load(k, o, m), _load(v, o, m)
+        b_r, b_k = _load(r, o, m), _load(k, o, m)
         b_w, b_a = _load(w, o, m) + b_w_0, _load(a, o, m) + b_a_0
         b_log, b_e, b_g, b_c, b_s = _vectors(b_k, b_w, b_a, b_xi, b_alpha, EPS, FASTEST)
         b_key = b_k * b_g
-        b_down = _load(down, o, m)
-        b_bonus = tl.sum(b_r * b_rho * b_key, 1)[:, None]
-        b_dbonus = tl.sum(b_down * b_v, 1)[:, None]
-        _store(dv, o, _load(dvalue, o, m) + b_bonus * b_down, m)
-        _store(dr, o, _load(dq, o, m) + b_dbonus * b_rho * b_key, m)
-        b_drho += b_dbonus * b_r * b_key
-        b_dkey = _load(dplain, o, m) + b_dbonus * b_rho * b_r
+        b_db = _load(dstrength, o_r * H + i_h, o_r < R)
+        _store(dr, o, _load(dq, o, m) + b_db * b_rho * b_key, m)
+        b_drho += b_db * b_r * b_key
+        b_dkey = _load(dplain, o, m) + b_db * b_rho * b_r
         b_dalpha += b_dkey * b_k * (b_e - 1.0)
         b_dwrite = _load(dwrite, o, m)
         b_dgrown = _load(dreading, o, m) * tl.exp(-b_log)
@@ -167,13 +163,14 @@ def _sizes(r: Tensor, head_dim: int) -> tuple[int, int, dict[str, Any]]:
 
 
 def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor, ...]:
-    """k, write, plain, log_decay and own of the ten inputs, which are contiguous."""
-    r, _, v, *_ = inputs
+    """k, write, plain, log_decay and strength of the nine inputs, which are contiguous."""
+    r, k, *_ = inputs
     rows, heads, shared = _sizes(r, head_dim)
-    reading, write, plain, log_decay, own = (
+    reading, write, plain, log_decay = (
         torch.empty((*r.shape[:2], heads, head_dim), dtype=dtype, device=r.device)
-        for dtype in (v.dtype,) * 3 + (torch.float32,) * 2
+        for dtype in (k.dtype,) * 3 + (torch.float32,)
     )
+    strength = torch.empty((*r.shape[:2], heads), dtype=torch.float32, device=r.device)
     launch(
         _rwkv7_fwd_kernel,
         heads * cdiv(rows, shared["ROWS"]),
@@ -182,7 +179,7 @@ def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor,
         write=write,
         plain=plain,
         log_decay=log_decay,
-        own=own,
+        strength=strength,
         R=rows,
         H=heads,
         **shared,
@@ -190,16 +187,16 @@ def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor,
         FASTEST=FASTEST_DECAY,
         num_warps=NUM_WARPS,
     )
-    return reading, write, plain, log_decay, own
+    return reading, write, plain, log_decay, strength
 
 
 def rwkv7_inputs_bwd(
     inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], head_dim: int
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the ten inputs, from those of the seven results."""
-    r, k, v, w, a, *_ = inputs
-    dq, dreading, dvalue, dwrite, dplain, dlog, down = (dense(x) for x in gradients)
-    dr, dk, dv, dw, da = (torch.empty_like(x) for x in (r, k, v, w, a))
+    """The gradients of the nine inputs, from those of the six results."""
+    r, k, w, a, *_ = inputs
+    dq, dreading, dwrite, dplain, dlog, dstrength = (dense(x) for x in gradients)
+    dr, dk, dw, da = (torch.empty_like(x) for x in (r, k, w, a))
     rows, heads, shared = _sizes(r, head_dim)
     programs = cdiv(rows, TILES * shared["ROWS"])
     partial = torch.empty((programs, 5, r.shape[-1]), dtype=torch.float32, device=r.device)
@@ -209,14 +206,12 @@ def rwkv7_inputs_bwd(
         **dict(zip(INPUTS, inputs, strict=True)),
         dq=dq,
         dreading=dreading,
-        dvalue=dvalue,
         dwrite=dwrite,
         dplain=dplain,
         dlog=dlog,
-        down=down,
+        dstrength=dstrength,
         dr=dr,
         dk=dk,
-        dv=dv,
         dw=dw,
         da=da,
         partial=partial,
@@ -229,19 +224,18 @@ def rwkv7_inputs_bwd(
         num_warps=NUM_WARPS,
     )
     of_parameters = partial.sum(0, dtype=torch.float64).unbind(0)
-    return dr, dk, dv, dw, da, *(d.to(x.dtype) for d, x in zip(of_parameters, inputs[5:], strict=True))
+    return dr, dk, dw, da, *(d.to(x.dtype) for d, x in zip(of_parameters, inputs[4:], strict=True))
 
 
 class RWKV7Inputs(OnceDifferentiable):
-    """The ten inputs and head_dim to q, k, v, write, plain, log_decay and own. q and v are [B, T, D]."""
+    """The nine inputs and head_dim to q, k, write, plain, log_decay and strength. q is [B, T, D]."""
 
     @staticmethod
     def forward(ctx: Any, head_dim: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         save(ctx, *inputs)
         ctx.head_dim = head_dim
-        reading, *others = rwkv7_inputs_fwd(inputs, head_dim)
-        # autograd returns views of the inputs r and v, whose gradients arrive in `backward`
-        return inputs[0].to(inputs[2].dtype), reading, inputs[2], *others
+        # autograd returns a view of the input r, whose gradient arrives in `backward`
+        return inputs[0], *rwkv7_inputs_fwd(inputs, head_dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -252,8 +246,7 @@ def rwkv7_inputs_triton(tensors: tuple[Tensor, ...], head_dim: int) -> tuple[Ten
     """`rwkv7_inputs` for arguments that were checked."""
     inputs = tuple(dense(x) for x in tensors)
     if needs_gradient(*inputs):
-        q, reading, v, *others = RWKV7Inputs.apply(head_dim, *inputs)
+        q, *others = RWKV7Inputs.apply(head_dim, *inputs)
     else:
-        q, v = inputs[0].to(inputs[2].dtype), inputs[2]
-        reading, *others = rwkv7_inputs_fwd(inputs, head_dim)
-    return q.unflatten(-1, (-1, head_dim)), reading, v.unflatten(-1, (-1, head_dim)), *others
+        q, *others = inputs[0], *rwkv7_inputs_fwd(inputs, head_dim)
+    return q.unflatten(-1, (-1, head_dim)), *others

@@ -30,7 +30,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     wide = torch.promote_types(dtype, torch.float32)
     width = heads * key
     return {
-        **{name: normal(generator, dtype, batch, length, width) for name in "rkvwa"},
+        **{name: normal(generator, dtype, batch, length, width) for name in "rkwa"},
         "w_0": normal(generator, wide, width),
         "a_0": normal(generator, wide, width),
         "xi": uniform(generator, wide, 0.5, 1.0, width),
@@ -41,13 +41,14 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """Five inputs are read, and k, write, plain, log_decay and own written, the last two in float32.
+    """Four inputs are read, and k, write, plain, log_decay and b written, the last two in float32. r is not copied.
 
-    r and v are not copied. The backward pass reads the inputs and the gradients of the seven results, and writes five.
+    The backward pass reads the inputs and the gradients of the six results, and writes four.
     """
     batch, length, heads, key = sizes(shape, "BTHK")
     size, element, wide = batch * length * heads * key, dtype.itemsize, max(4, dtype.itemsize)
-    num_bytes = size * (8 * element + 2 * wide) + (size * (15 * element + 2 * wide) if backward else 0)
+    num_bytes = size * (7 * element + wide) + (size * (12 * element + wide) if backward else 0)
+    num_bytes += (2 if backward else 1) * batch * length * heads * wide
     return Cost(
         num_bytes=num_bytes,
         num_flops=(90 if backward else 25) * size,
@@ -74,5 +75,5 @@ WORKLOAD = Workload(
         {"B": batch, "T": length, "H": heads, "K": key}
         for batch, length, heads, key in ((3, 7, 3, 5), (2, 4, 2, 64), (3, 90, 1, 32))
     ),
-    time=dict.fromkeys("rkvwa", 1),
+    time=dict.fromkeys("rkwa", 1),
 )

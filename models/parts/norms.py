@@ -78,11 +78,13 @@ class HeadNorm(nn.GroupNorm):
         *,
         gate_activation: GateActivation = "silu",
         residual: Tensor | None = None,
+        skip: Tensor | None = None,
+        skip_scale: Tensor | None = None,
     ) -> Tensor:
         """The norm [..., H V] of x, or of x + residual, in float32 or wider.
 
-        With a gate [..., H V] it is multiplied by silu(gate) or sigmoid(gate), and the product is rounded once, to the
-        dtype of the gate.
+        skip [..., H, V] times skip_scale [..., H] is added to it. With a gate [..., H V] it is multiplied by
+        silu(gate), sigmoid(gate) or the gate itself, and the product is rounded once, to the dtype of the gate.
         """
         heads = (self.num_groups, -1)
         y = norm(
@@ -94,6 +96,8 @@ class HeadNorm(nn.GroupNorm):
             residual=residual,
             gate=None if gate is None else gate.unflatten(-1, heads),
             gate_activation=gate_activation,
+            skip=skip,
+            skip_scale=skip_scale,
             out_dtype=at_least_float32(x).dtype if gate is None else gate.dtype,
         )
         return (y if isinstance(y, Tensor) else y[0]).flatten(-2)

@@ -50,7 +50,7 @@ def test_the_floor_counts_every_input_and_output_once(op):
         with torch.no_grad():
             outputs = outputs_of(find(found, "torch").load()(**inputs))
         # inputs that are returned as they are need not be written, but their gradients are read
-        passing = {"rwkv6_inputs": ("k", "v"), "rwkv7_inputs": ("r", "v"), "attention_step": ("keys", "values")}
+        passing = {"rwkv6_inputs": ("k", "v"), "rwkv7_inputs": ("r",), "attention_step": ("keys", "values")}
         passed = num_bytes(*(inputs[name] for name in passing.get(op, ())))
         read, written = num_bytes(*inputs.values()), num_bytes(*outputs) - passed
         forward, both = (found.cost(shape, dtype, backward) for backward in (False, True))
@@ -103,7 +103,7 @@ def test_inputs_are_the_generators_alone(op):
 def test_inputs_have_the_dtype_asked_for_except_those_kept(op):
     found = workload(op)
     inputs = found.make_inputs(short_shapes(op)[0], torch.bfloat16, torch.Generator().manual_seed(5))
-    assert set(found.keep) <= {*inputs, *found.states} | {"D", "dt_bias", "bias", "rate"}
+    assert set(found.keep) <= {*inputs, *found.states} | {"D", "dt_bias", "bias", "rate", "skip_scale"}
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             assert value.dtype == (torch.float32 if name in found.keep else torch.bfloat16), name

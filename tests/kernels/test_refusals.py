@@ -100,7 +100,7 @@ CALLS = {
         without_backend(rwkv6_position), **dict.fromkeys("rkvw", ones(2, 6)), w_0=ones(6), bonus=ones(6), head_dim=3
     ),
     "rwkv7_position": of_function(
-        without_backend(rwkv7_position), **dict.fromkeys("rkvwa", ones(2, 6)),
+        without_backend(rwkv7_position), **dict.fromkeys("rkwa", ones(2, 6)),
         **dict.fromkeys(("w_0", "a_0", "xi", "alpha", "rho"), ones(6)), head_dim=3,
     ),
     "selective_scan of complex states": of_workload("selective_scan", 2),
@@ -539,7 +539,7 @@ REFUSED_BY_KERNELS = {
         **{name: ones(1, 1, 300) for name in "rkvw"}, **{name: ones(300) for name in ("w_0", "bonus")}, "head_dim": 300,
     })],
     "rwkv7_inputs": [("takes K up to 256, got K=300", {
-        **{name: ones(1, 1, 300) for name in "rkvwa"}, "head_dim": 300,
+        **{name: ones(1, 1, 300) for name in "rkwa"}, "head_dim": 300,
         **{name: ones(300) for name in ("w_0", "a_0", "xi", "alpha", "rho")},
     })],
     "selective_scan": [

@@ -312,6 +312,8 @@ def _norm(draw: Draw) -> Iterator[Call]:
     yield Call("gated", both, {"x": x, "weight": weight, "gate": gate, "activation": "silu", "eps": 1e-2})
     heads = {"weight": draw(5, 8), "bias": draw(5, 8), "kind": "layer"}
     yield Call("heads, sigmoid gate", both, {"x": x, **heads, "gate": gate, "gate_activation": "sigmoid"})
+    added = {"gate": gate, "gate_activation": "identity", "skip": draw(2, 5, 8), "skip_scale": draw(2, 5)}
+    yield Call("heads, with a skip", both, {"x": x, **heads, **added})
 
 
 def _rotary(draw: Draw) -> Iterator[Call]:
@@ -337,7 +339,7 @@ def _rwkv6_inputs(draw: Draw) -> Iterator[Call]:
 
 
 def _rwkv7_inputs(draw: Draw) -> Iterator[Call]:
-    inputs = {name: draw(2, 5, 6) for name in "rkvwa"} | {name: draw(6) for name in ("w_0", "a_0", "xi")}
+    inputs = {name: draw(2, 5, 6) for name in "rkwa"} | {name: draw(6) for name in ("w_0", "a_0", "xi")}
     inputs |= {"alpha": draw(6, low=0.5, high=1.5), "rho": draw(6), "head_dim": 3}
     yield Call("plain", _pair(rwkv7_inputs, rwkv7_inputs_reference), inputs)
 

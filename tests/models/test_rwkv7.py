@@ -87,7 +87,7 @@ def test_no_decay_is_faster_than_that_of_the_paper():
     mixer = build(MODELS.load("rwkv7"), num_layers=1, d_model=8, head_dim=4).mixers[0]
     mixer.w_0.fill_(50.0)
     x = torch.randn(1, 5, 8, dtype=torch.float64)
-    inputs, _ = mixer._project(x)
+    inputs, *_ = mixer._project(x)
     log_decay = rwkv7_position(*inputs, head_dim=4).log_decay
     torch.testing.assert_close(log_decay.exp().min(), torch.tensor(math.exp(-math.exp(-0.5)), dtype=torch.float64))
 

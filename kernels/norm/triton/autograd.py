@@ -15,7 +15,7 @@ from subquad.kernels.norm.triton.plan import TUNING, Tuning
 
 
 class Norm(OnceDifferentiable):
-    """(x, residual, weight, bias, gate) and options to (y, sum); the sum is None without a residual."""
+    """(x, residual, weight, bias, gate, skip, skip_scale) and options to (y, sum or None without a residual)."""
 
     @staticmethod
     def forward(
@@ -25,6 +25,8 @@ class Norm(OnceDifferentiable):
         weight: Tensor | None,
         bias: Tensor | None,
         gate: Tensor | None,
+        skip: Tensor | None,
+        skip_scale: Tensor | None,
         kind: str,
         eps: float,
         gate_activation: str,
@@ -32,8 +34,9 @@ class Norm(OnceDifferentiable):
         out_dtype: torch.dtype,
         tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
-        y, values = norm_fwd(x, residual, weight, bias, gate, kind, eps, gate_activation, activation, out_dtype, tuning)
-        save(ctx, *values, weight, bias, gate)
+        options = kind, eps, gate_activation, activation, out_dtype, tuning
+        y, values = norm_fwd(x, residual, weight, bias, gate, *options, skip, skip_scale)
+        save(ctx, *values, weight, bias, gate, skip, skip_scale)
         ctx.kind, ctx.gate_activation, ctx.activation, ctx.tuning = kind, gate_activation, activation, tuning
         ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
@@ -41,7 +44,7 @@ class Norm(OnceDifferentiable):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
-        total, mean, scale, weight, bias, gate = saved(ctx)
+        total, mean, scale, weight, bias, gate, skip, skip_scale = saved(ctx)
         dy = torch.zeros_like(total) if dy is None else dense(dy)
         values = Statistics(total, mean, scale)
         gradients = norm_bwd(
@@ -57,6 +60,8 @@ class Norm(OnceDifferentiable):
             ctx.x_dtype,
             ctx.residual_dtype,
             ctx.tuning,
+            skip,
+            skip_scale,
         )
         return *gradients, None, None, None, None, None, None
 
@@ -73,12 +78,16 @@ def norm_triton(
     activation: str | None,
     out_dtype: torch.dtype,
     tuning: Tuning = TUNING,
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
 ) -> Any:
     """y, or (y, x + residual), for arguments whose shapes were checked."""
     gate, _ = gate_rows(gate)
     tensors = (dense(x), dense(residual), dense(weight), dense(bias), gate)
-    if needs_gradient(*tensors):
-        y, total = Norm.apply(*tensors, kind, eps, gate_activation, activation, out_dtype, tuning)
+    skips = dense(skip), dense(skip_scale)
+    options = kind, eps, gate_activation, activation, out_dtype, tuning
+    if needs_gradient(*tensors, *skips):
+        y, total = Norm.apply(*tensors, *skips, *options)
     else:
-        y, (total, _, _) = norm_fwd(*tensors, kind, eps, gate_activation, activation, out_dtype, tuning)
+        y, (total, _, _) = norm_fwd(*tensors, *options, *skips)
     return y if residual is None else (y, total)

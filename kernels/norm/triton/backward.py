@@ -1,8 +1,10 @@
 """The backward kernels: all gradients in one pass over the rows.
 
-With n = uhat weight + bias, uhat = (u - m) scale, y = n h(gate), dn = dy h(gate), and h silu or sigmoid:
+With n = uhat weight + bias + skip_scale skip, uhat = (u - m) scale, y = n h(gate), dn = dy h(gate), and h silu, sigmoid
+or the identity:
 
     dgate = dy n h'(gate),   dweight = sum over rows of dn uhat,   dbias = sum over rows of dn
+    dskip = skip_scale dn,   dskip_scale = sum over channels of dn skip
     du = scale (w - uhat mean(uhat w) - mean(w)),  w = dn weight     (the last term for the kind layer only; for the
                                                                       kind l2, the sum in place of the mean)
     ds = du act'(s) + the gradient of the sum s,   dx = dresidual = ds
@@ -44,6 +46,8 @@ def _norm_bwd_kernel(
     weight,
     bias,
     gate,
+    skip,
+    skip_scale,
     mean,
     scale,
     dy,
@@ -51,6 +55,8 @@ def _norm_bwd_kernel(
     dx,
     dresidual,
     dgate,
+    dskip,
+    dskip_scale,
     partial,
     R,
     D,
@@ -59,6 +65,7 @@ def _norm_bwd_kernel(
     HEADS: tl.constexpr,
     GATE_HEADS: tl.constexpr,
     SIGMOID: tl.constexpr,
+    PLAIN_GATE: tl.constexpr,
     LAYER: tl.constexpr,
     L2: tl.constexpr,
     SILU: tl.constexpr,
@@ -105,14 +112,25 @@ def _norm_bwd_kernel(
         if LAYER:
             b_hat -= tl.load(mean + o_r, mask=m_r, other=0.0)[:, None]
         b_hat *= b_scale
+        b_skip, b_skip_scale = 0.0, 0.0
+        if skip is not None:
+            b_skip = tl.load(skip + o, mask=m, other=0.0).to(tl.float32)
+            b_skip_scale = tl.load(skip_scale + o_r, mask=m_r, other=0.0).to(tl.float32)[:, None]
         if gate is not None:
             o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
             b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
-            b_open = tl.sigmoid(b_g)
-            b_slope = b_open * (1.0 - b_open if SIGMOID else 1.0 + b_g * (1.0 - b_open))
-            b_dgate = b_dn * (b_hat * b_weight + b_bias) * b_slope
+            b_dgate = b_dn * (b_hat * b_weight + b_bias + b_skip * b_skip_scale)
+            if PLAIN_GATE:
+                b_dn *= b_g
+            else:
+                b_open = tl.sigmoid(b_g)
+                b_dgate *= b_open * (1.0 - b_open if SIGMOID else 1.0 + b_g * (1.0 - b_open))
+                b_dn *= b_open if SIGMOID else b_g * b_open
             tl.store(dgate + o, b_dgate.to(dgate.dtype.element_ty), mask=m)
-            b_dn *= b_open if SIGMOID else b_g * b_open
+        if skip is not None:
+            tl.store(dskip + o, (b_dn * b_skip_scale).to(dskip.dtype.element_ty), mask=m)
+            b_along = tl.sum(b_dn * b_skip, 1)
+            tl.store(dskip_scale + o_r, b_along.to(dskip_scale.dtype.element_ty), mask=m_r)
         if weight is not None:
             b_dweight += b_dn * b_hat
         if bias is not None:
@@ -153,10 +171,12 @@ def norm_bwd(
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
     tuning: Tuning = TUNING,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, residual, weight, bias and gate, given those of y and of the sum (or None), both contiguous.
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, residual, weight, bias, gate, skip and skip_scale, from those of y and of the sum (or None).
 
-    residual_dtype: None where there was no residual.
+    The gradients given are contiguous. residual_dtype: None where there was no residual.
     """
     total, width = saved.total, saved.total.shape[-1]
     rows = total.numel() // width
@@ -166,6 +186,8 @@ def norm_bwd(
         # one tensor for both where they have one dtype: the gradient of a sum is that of its terms
         dresidual = dx if residual_dtype == x_dtype else torch.empty_like(total, dtype=residual_dtype)
     dgate = None if gate is None else torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    dskip = None if skip is None else torch.empty_like(skip)
+    dskip_scale = None if skip_scale is None else torch.empty_like(skip_scale)
     _, place = gate_rows(gate)
     heads = num_heads(weight)
     plan = backward_plan(rows, width, heads, total.device, tuning)
@@ -181,6 +203,8 @@ def norm_bwd(
         weight=weight,
         bias=bias,
         gate=gate,
+        skip=skip,
+        skip_scale=skip_scale,
         mean=saved.mean,
         scale=saved.scale,
         dy=dy,
@@ -188,6 +212,8 @@ def norm_bwd(
         dx=dx,
         dresidual=None if dresidual is dx else dresidual,
         dgate=dgate,
+        dskip=dskip,
+        dskip_scale=dskip_scale,
         partial=partial,
         R=rows,
         D=width,
@@ -196,6 +222,7 @@ def norm_bwd(
         HEADS=heads,
         GATE_HEADS=place.heads,
         SIGMOID=gate_activation == "sigmoid",
+        PLAIN_GATE=gate_activation == "identity",
         LAYER=kind == "layer",
         L2=kind == "l2",
         SILU=activation == "silu",
@@ -205,6 +232,6 @@ def norm_bwd(
         **plan.options.keywords(),
     )
     if weight is None or partial is None:
-        return dx, dresidual, None, None, dgate
+        return dx, dresidual, None, None, dgate, dskip, dskip_scale
     dweight, dbias = parameter_gradients(partial, weight, bias, rows=SUM_ROWS)
-    return dx, dresidual, dweight, dbias, dgate
+    return dx, dresidual, dweight, dbias, dgate, dskip, dskip_scale

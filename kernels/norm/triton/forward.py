@@ -71,6 +71,8 @@ def _norm_fwd_kernel(
     weight,
     bias,
     gate,
+    skip,
+    skip_scale,
     y,
     total,
     mean,
@@ -83,6 +85,7 @@ def _norm_fwd_kernel(
     HEADS: tl.constexpr,
     GATE_HEADS: tl.constexpr,
     SIGMOID: tl.constexpr,
+    PLAIN_GATE: tl.constexpr,
     LAYER: tl.constexpr,
     L2: tl.constexpr,
     SILU: tl.constexpr,
@@ -118,10 +121,16 @@ def _norm_fwd_kernel(
         b_y *= weight_rows(weight, o_r % HEADS, o_d, m_d, D, HEADS)
     if bias is not None:
         b_y += weight_rows(bias, o_r % HEADS, o_d, m_d, D, HEADS)
+    if skip is not None:
+        b_skip = tl.load(skip + o, mask=m, other=0.0).to(tl.float32)
+        b_y += b_skip * tl.load(skip_scale + o_r, mask=m_r, other=0.0).to(tl.float32)[:, None]
     if gate is not None:
         o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
         b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
-        b_y *= tl.sigmoid(b_g) if SIGMOID else _silu(b_g)
+        if PLAIN_GATE:
+            b_y *= b_g
+        else:
+            b_y *= tl.sigmoid(b_g) if SIGMOID else _silu(b_g)
     tl.store(y + o, b_y.to(y.dtype.element_ty), mask=m)
 
 
@@ -146,8 +155,10 @@ def norm_fwd(
     activation: str | None,
     out_dtype: torch.dtype,
     tuning: Tuning = TUNING,
+    skip: Tensor | None = None,
+    skip_scale: Tensor | None = None,
 ) -> tuple[Tensor, Statistics]:
-    """y and the statistics. x, residual, weight and bias are contiguous, the gate is as `gate_rows` gives it."""
+    """y and the statistics. All tensors are contiguous, but the gate is as `gate_rows` gives it."""
     width = x.shape[-1]
     rows = x.numel() // width
     y = torch.empty(x.shape, dtype=out_dtype, device=x.device)
@@ -166,6 +177,8 @@ def norm_fwd(
         weight=weight,
         bias=bias,
         gate=gate,
+        skip=skip,
+        skip_scale=skip_scale,
         y=y,
         total=None if residual is None else total,
         mean=mean,
@@ -178,6 +191,7 @@ def norm_fwd(
         HEADS=num_heads(weight),
         GATE_HEADS=place.heads,
         SIGMOID=gate_activation == "sigmoid",
+        PLAIN_GATE=gate_activation == "identity",
         LAYER=kind == "layer",
         L2=kind == "l2",
         SILU=activation == "silu",

@@ -30,7 +30,7 @@ from subquad.reports.render.against import against
 from subquad.reports.render.arena import arena
 from subquad.reports.render.board import About, Board, index, overview, read_papers
 from subquad.reports.render.brief import brief
-from subquad.reports.render.count import scale_to_count
+from subquad.reports.render.count import PAPERS, scale_to_count
 from subquad.reports.render.document import Document
 from subquad.reports.render.latex import latex
 from subquad.reports.render.layout import document, grouped
@@ -45,6 +45,7 @@ from subquad.suite.registry import nearest
 Format = Literal["terminal", "md", "latex", "png", "pdf", "html"]
 
 __all__ = [
+    "PAPERS",
     "About",
     "Board",
     "Document",

@@ -62,6 +62,8 @@ class Board:
     """Every model, task and operator, for the pages about them."""
     costs: Mapping[str, str] = field(default_factory=dict)
     """Experiment to what its README says of the time that it takes."""
+    estimates: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Experiment and scale to the time that one seed of its grid takes, from the durations of stored runs."""
 
     @property
     def title(self) -> str:

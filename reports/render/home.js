@@ -18,6 +18,10 @@ function bar(line) {
   return element("div", { class: "bar", role: "img", "aria-label": partsText(line) }, ...parts);
 }
 
+/** What the colours of bars mean, as far as these have them. */
+const partsLegend = (lines) => legend(
+  data.parts.filter((name) => lines.some((line) => line.counts[name])).map((name) => ({ label: name, color: colorOf(name) })));
+
 const partsText = (line) => data.parts.filter((name) => line.counts[name]).map((name) => `${line.counts[name]} ${name}`).join(", ");
 
 /** The words of a card, the counts that each of them adds up, and its class. */
@@ -46,6 +50,7 @@ function home(main) {
   }
   main.append(
     element("h1", {}, data.title),
+    element("p", {}, "Sequence mixers beside attention: the numbers that papers publish and ours, every mixer on the same tasks, and the speed of their kernels."),
     element("ul", { class: "questions" }, ...questions.filter(([name]) => parts.has(name)).map(
       ([name, title]) => element("li", {}, element("a", { href: link("", { at: name }) }, title)))),
     ...parts.values(),
@@ -85,7 +90,7 @@ function drawReproduced(host) {
           ([text, names, kind]) => element("li", { class: sumOf(line, names) ? kind : "dash" }, `${sumOf(line, names)} ${text}${names.length === 4 ? fewText(line) : ""}`))),
         element("p", { class: "muted" }, `${line.counts.published} numbers published`));
     })),
-    legend(data.parts.map((name) => ({ label: name, color: colorOf(name) }))),
+    partsLegend(lines),
   );
   return true;
 }
@@ -168,8 +173,8 @@ function mixerTable(host, { experiment, i, rows }) {
     move(false);
   }
   host.append(element("p", { class: "muted" },
-    `A dot is a seed (the best of the rates that were tried, by validation). Filled and blue: every seed reaches ${short(success)} %; orange: some do; ` +
-    `hollow: none does. ${panels.some((c) => experiment.columns[c] && experiment.columns[c][0] !== null) ? "The dotted line is chance. " : ""}The state is what a sequence keeps between two tokens, in float32; ` +
+    `A dot is a seed (the best of the rates that were tried, by validation), filled if it reaches ${short(success)} %. Blue: every seed does; orange: some do. ` +
+    `${panels.some((c) => experiment.columns[c] && experiment.columns[c][0] !== null) ? "The dotted line is chance. " : ""}The state is what a sequence keeps between two tokens, in float32; ` +
     "it is the one of the column by which the lines are ordered, or else the largest." +
     (columns.length > panels.length ? ` The first ${panels.length} of ${columns.length} columns are shown.` : "")));
   const answer = element("p", { role: "status" });

@@ -32,7 +32,7 @@ function experiments(main) {
       { title: "scale", text: (e) => e.scale },
     ], [claimed]),
   });
-  main.append(legend(data.parts.map((name) => ({ label: name, color: colorOf(name) }))));
+  main.append(partsLegend(data.experiments));
   // those with a verdict first, as they say most
   const judged = (e) => (sumOf(e, ["in a grid"]) > sumOf(e, ["not run"]) ? 0 : 1);
   listed(main, "Experiments with rows", counted.filter((e) => hasRows.has(e.name)).sort((a, b) => judged(a) - judged(b)), true);
@@ -263,7 +263,7 @@ function kernels(host) {
       },
       { title: "trend", text: () => "", draw: trend, sort: (row) => row.history.length },
       { title: "commits", number: true, text: (row) => String(row.history.length), sort: (row) => row.history.length },
-      { title: "newest", text: (row) => newest(row)[1] },
+      { title: "newest", number: true, text: (row) => newest(row)[1] },
     ],
     open: kernelDetail,
   });
@@ -306,7 +306,8 @@ function kernelDetail(row) {
     ],
   });
   const { path } = aboutOf("operator", row.operator);
-  if (path) node.append(element("p", {}, "equation, limits and log: ", docsLink(`${path}/`, path)));
+  const folder = path.slice(0, path.lastIndexOf("/"));
+  if (path) node.append(element("p", {}, "equation, limits and log: ", docsLink(`${folder}/`, `${folder}/README.md`)));
   node.append(element("pre", {}, `python run_suite.py bench ${row.operator}`));
   return node;
 }

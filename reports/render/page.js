@@ -73,7 +73,7 @@ const VIEWS = new Map([
   ["cost", cost], ["kernels", kernels], ["crossover", crossover],
 ]);
 const MENU = [["", "Questions"], ["experiments", "Experiments"], ["mixers", "Mixers"], ["tasks", "Tasks"], ["cells", "Cells"],
-  ["claims", "Claims"], ["cost", "Cost"], ["kernels", "Kernels"], ["crossover", "Crossover"]];
+  ["claims", "Claims"], ["cost", "State and speed"], ["kernels", "Kernels"], ["crossover", "Crossover"]];
 /** Views that stand under another entry of the menu. */
 const UNDER = new Map([["experiment", "experiments"], ["mixer", "mixers"], ["pair", "mixers"], ["task", "tasks"]]);
 

@@ -148,6 +148,7 @@ def _experiment(report: Report, board: Board, counted: bool) -> dict[str, Any]:
         "notes": report.notes,
         "counted": counted,
         "cost": board.costs.get(report.experiment, ""),
+        "estimate": board.estimates.get((report.experiment, report.scale), ""),
         "reference": report.spec.reference,
         "timed": report.timed,
         "success": None if report.config.select is None else report.config.select.success,

@@ -22,12 +22,14 @@ function experiment(main) {
   const asked = there.filter((cell) => cell.planned);
   const missing = asked.filter((cell) => cell.verdict === "not run");
   main.append(element("div", { class: "card" },
-    element("p", { class: "big" }, e.counts["in a grid"] ? partsText(e) : "No number of a paper is judged here."),
+    element("p", { class: "big" }, e.counts["in a grid"] ? verdictText(e) : "No number of a paper is judged here."),
     bar(e),
     element("p", {}, e.claims ? `claims: ${e.claims}` : ""),
-    element("p", {}, `${runs.length} runs stored${hoursText(runs)}; ${missing.length} of ${asked.length} cells have not been run.`),
+    element("p", {}, `${runs.length} runs stored${hoursText(runs)}; ${missing.length} of ${asked.length} cells have not been run` +
+      `${missing.length && missing.every((cell) => cell.published === null) ? ", none of which the paper has a number for" : ""}.`),
+    element("p", {}, e.estimate && `The whole grid: ${e.estimate}.`),
     ...Object.entries(e.cannotRun).map(([scale, why]) => element("p", {}, `Scale ${scale} cannot run here: ${why}`)),
-    element("p", {}, docsLink(`reports/${e.name}/`, "method, settings and departures"), " · ",
+    element("p", {}, "method, settings and departures: ", docsLink(`reports/${e.name}/`, `reports/${e.name}/README.md`), " · ",
       element("a", { href: link("cells", { experiment: e.name, scale: e.scale }) }, "every cell with its seeds")),
   ));
   main.append(verdictMatrix(e, there));
@@ -40,6 +42,18 @@ function experiment(main) {
     element("h2", {}, "Notes"),
     element("ul", {}, ...e.notes.map((note) => element("li", {}, note))),
   );
+}
+
+/** The counts of an experiment as an answer: how many numbers agree, of those of many and of few seeds. */
+function verdictText(e) {
+  const few = sumOf(e, SUMS[3][1]);
+  const full = sumOf(e, ["agree", "better", "unclear", "differ"]);
+  const parts = [
+    full && `${sumOf(e, SUMS[0][1])} of ${full} numbers with three seeds or more agree`,
+    few && `${sumOf(e, ["agree, few seeds", "better, few seeds"])} of ${few} numbers with one or two seeds agree`,
+    ...["at chance", "other device", "other data", "not run"].map((name) => e.counts[name] && `${e.counts[name]} ${name}`),
+  ];
+  return `${parts.filter(Boolean).join("; ")}.`;
 }
 
 /** A paragraph of a document, whose words in backticks are code. */
@@ -265,20 +279,32 @@ function compared(cell, other) {
   return { cell, other, seeds, pairs, outcome };
 }
 
+/** Who is better in how many columns, and at which tasks; empty without columns. */
+function outcomeText(names, found, scale) {
+  if (!found.length) return "";
+  const of = (kind) => found.filter((one) => one.outcome === kind);
+  const tasksOf = (kind) => {
+    const counts = new Map();
+    for (const { cell } of of(kind)) counts.set(cell.task, (counts.get(cell.task) || 0) + 1);
+    return counts.size ? ` (${[...counts].map(([task, count]) => `${task} ${count}`).join(", ")})` : "";
+  };
+  const few = of("fewer than three pairs").length;
+  return `${scale ? "At the paper's scale" : "At smaller scales"} ${names[0]} is better in ${of("first").length} of ${found.length} columns${tasksOf("first")}, ` +
+    `${names[1]} in ${of("second").length}${tasksOf("second")}; ${of("no clear difference").length} show no clear difference` +
+    `${few ? ` and ${few} have fewer than three pairs of seeds` : ""}.`;
+}
+
 function pair(main) {
   const [a, b] = [params().get("a") || "", params().get("b") || ""];
   for (const name of [a, b]) if (!mixerCells.has(name)) { unknown(main, "mixer", name); return; }
   const { found, several } = pairsOf(a, b);
   const names = [mixerName(a), mixerName(b)];
   const outcome = (one) => ({ first: `${names[0]} better`, second: `${names[1]} better` })[one.outcome] || one.outcome;
-  const number = (kind) => found.filter((one) => one.outcome === kind).length;
   main.append(element("h1", {}, `${names[0]} against ${names[1]}`));
   pairBoxes(main, [...mixerCells.keys()], a, b);
   main.append(
-    element("p", { class: "big" }, found.length
-      ? `${names[0]} is better in ${number("first")} of ${found.length} columns that have both, ${names[1]} in ${number("second")}; ` +
-        `${number("no clear difference")} show no clear difference and ${number("fewer than three pairs")} have fewer than three pairs of seeds.`
-      : "No table has rows of both."),
+    ...(found.length ? ["paper", ""].map((scale) => outcomeText(names, found.filter((one) => (scaleOf(one.cell) === "paper") === (scale === "paper")), scale))
+      : ["No table has rows of both."]).filter(Boolean).map((text) => element("p", { class: "big" }, text)),
     element("p", { class: "muted" },
       "Seeds are paired: both mixers saw the same data in the same order. A column counts as better where every pair differs the same way, " +
       "by more than one point of accuracy or 1 % of another quantity. Three pairs that agree have p = 0.25 in a sign test, so look at how many columns say the same; " +
@@ -291,7 +317,7 @@ function pair(main) {
   table(main, {
     caption: `${names[0]} and ${names[1]} in the same columns`,
     address: true,
-    rows: found.sort((x, y) => order.indexOf(x.outcome) - order.indexOf(y.outcome)),
+    rows: found.sort((x, y) => order.indexOf(x.outcome) - order.indexOf(y.outcome) || (scaleOf(y.cell) === "paper") - (scaleOf(x.cell) === "paper")),
     choices: [
       { title: "better", of: outcome },
       { title: "experiment", of: (one) => nameOf(one.cell) },

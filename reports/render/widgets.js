@@ -196,8 +196,12 @@ function table(host, options) {
     button.setAttribute("aria-expanded", "false");
     cells[0].prepend(button);
     if (name && state.open.has(name)) {
-      // the line is put into the table first
-      queueMicrotask(() => toggle(true));
+      // the line is put into the table first; whoever follows a link to it sees it
+      queueMicrotask(() => {
+        toggle(true);
+        if (!state.seen) node.scrollIntoView({ block: "center" });
+        state.seen = true;
+      });
     }
     return [node];
   }
@@ -319,7 +323,7 @@ function niceStep(rough) {
 /**
  * Every seed of a cell as a dot, their range as a line, the paper's value as an upright line, chance as a dotted one.
  *
- * Where a threshold of success is known, dots are filled: blue if all seeds reach it, orange if some do.
+ * Where a threshold of success is known, a dot is filled if it reaches it; all are blue if every one does, orange if some do.
  */
 function dots(cell, { width = 120, success = null } = {}) {
   const height = 18;
@@ -329,7 +333,8 @@ function dots(cell, { width = 120, success = null } = {}) {
   const isShare = experimentOf(cell).unit === "%" && Math.min(...values) >= 0 && Math.max(...values) <= 100;
   const x = axis(isShare ? [0, 100] : values, false, 4, width - 4);
   const [chance, smaller] = columnOf(cell);
-  const good = success === null ? [] : cell.values.filter((value) => (smaller ? value <= success : value >= success));
+  const reaches = (value) => (smaller ? value <= success : value >= success);
+  const good = success === null ? [] : cell.values.filter(reaches);
   const color = good.length === cell.values.length ? "var(--better)" : good.length ? "var(--some)" : "var(--muted)";
   const told = `${cell.values.map(short).join(", ")}${cell.published === null ? "" : `; paper ${short(cell.published)}`}`;
   const root = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told, class: "dots" });
@@ -343,7 +348,7 @@ function dots(cell, { width = 120, success = null } = {}) {
   }
   root.append(shape("line", { x1: x.at(Math.min(...cell.values)), x2: x.at(Math.max(...cell.values)), y1: middle, y2: middle, stroke: success === null ? "var(--better)" : color, "stroke-width": 2 }));
   for (const value of cell.values) {
-    const filled = success === null || good.length;
+    const filled = success === null || reaches(value);
     root.append(shape("circle", {
       cx: x.at(value), cy: middle, r: 3.4, stroke: success === null ? "var(--better)" : color, "stroke-width": 1.3,
       fill: filled ? (success === null ? "var(--better)" : color) : "var(--ground)", "fill-opacity": filled ? 0.75 : 1,

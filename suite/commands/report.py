@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +29,8 @@ from subquad.suite.commands.repository import (
     shown,
 )
 from subquad.suite.options import parse
-from subquad.suite.registry import nearest
+from subquad.suite.registry import counted, nearest
+from subquad.suite.runs import Run
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.report_spec import FigureSpec
 
@@ -155,7 +156,7 @@ def report(
         if scale is not None:
             raise ValueError("report --scale: a scoreboard shows experiments at their own scales; name one experiment")
         experiment = paper or "overview"
-        rendered = _board(repository, experiment, results)
+        rendered = _board(repository, experiment, results, times=chosen is Format.html)
     elif experiment is None:
         raise ValueError("report: name an experiment or a paper (h3), or give --all for a scoreboard of all of them")
     elif experiment == TABLES:
@@ -269,7 +270,7 @@ def _table(
 
     figure: the kind of figure in place of that of the grid.
     """
-    planned = _planned(repository, name)
+    planned = _settings(_planned(repository, name))
     experiment, config, path = repository.experiment(name)
     if scale is not None and scale not in config.scales:
         raise ValueError(
@@ -369,48 +370,74 @@ def _paper(repository: Repository, name: str | None) -> str | None:
     )
 
 
-def _planned(repository: Repository, experiment: str) -> Callable[[str], list[dict[str, Any]]]:
-    """Gives the resolved settings of an experiment's runs at a scale; none if the grid cannot be resolved here."""
+def _planned(repository: Repository, experiment: str) -> Callable[[str], list[Run]]:
+    """Gives one seed of an experiment's runs at a scale; none if the grid cannot be resolved here."""
 
-    def settings(scale: str) -> list[dict[str, Any]]:
+    @cache
+    def runs(scale: str) -> list[Run]:
         choice: dict[str, Any] = {"only": None, "overrides": None, "seeds": "1", "data": None, "without_data": True}
         try:
-            _, runs = resolved_runs(repository, experiment, scale=scale, **choice)
+            return resolved_runs(repository, experiment, scale=scale, **choice)[1]
         except ValueError:
             return []
-        return [run.resolved for run in runs]
 
-    return settings
+    return runs
 
 
-def _board(repository: Repository, name: str, results: Path | None, *, reduced: bool = True) -> Any:
-    """The scoreboard of the experiments of a paper, or of all; reduced: with the other scales that have rows."""
+def _settings(planned: Callable[[str], list[Run]]) -> Callable[[str], list[dict[str, Any]]]:
+    """Gives the resolved settings of planned runs."""
+    return lambda scale: [run.resolved for run in planned(scale)]
+
+
+def _board(
+    repository: Repository, name: str, results: Path | None, *, reduced: bool = True, times: bool = False
+) -> Any:
+    """The scoreboard of the experiments of a paper, or of all.
+
+    reduced: with the other scales that have rows. times: with how long the grids of the papers take.
+    """
     from subquad.suite.store import storage
 
     rendering = repository.rendering()
-    counted, others, costs = [], [], {}
+    mains, others, costs, estimates = [], [], {}, {}
     for experiment, config, path in repository.every_experiment():
         if name != "overview" and not experiment.startswith(f"{name}/"):
             continue
         costs[experiment] = _cost(path.parent / "README.md")
         paths = repository.files(experiment, results)
         runs = rendering.load_runs(rendering.rows_of(paths, skipped))
-        report = partial(
-            rendering.report_of, config, path.parent, experiment, runs, planned=_planned(repository, experiment)
-        )
+        planned = _planned(repository, experiment)
+        report = partial(rendering.report_of, config, path.parent, experiment, runs, planned=_settings(planned))
         main = report(scale=rendering.scale_to_count(config))
-        counted.append(main)
+        mains.append(main)
         scales = {path.parent.name for path in paths} & config.scales.keys() - {main.scale} if reduced else ()
         others += [report(scale=scale) for scale in sorted(scales)]
+        # a grid of a thousand runs takes a second to resolve; people ask what a paper would take
+        if times and experiment.partition("/")[0] in rendering.PAPERS:
+            estimates[experiment, main.scale] = _time(planned(main.scale), paths)
     kernels = storage.read(repository.files(KERNELS, results), skip=skipped)
     return rendering.Board(
         name,
-        tuple(counted),
+        tuple(mains),
         tuple(others),
         kernels,
         tuple(repository.operators),
         tuple(_about(repository, rendering.About)),
         costs,
+        estimates,
+    )
+
+
+def _time(runs: Sequence[Run], paths: Sequence[Path]) -> str:
+    """How long one seed of a grid takes, from stored durations; empty for a grid that cannot be resolved here."""
+    from subquad.suite.store.estimate import estimate
+
+    if not runs:
+        return ""
+    # the first of several lines says how many there are
+    lines = [line.replace(" to do", "") for line in estimate(runs, paths, skipped) if not line.endswith(":")]
+    return (
+        f"one seed is {counted(len(runs))}, {' or '.join(lines) or 'of which none like it is stored to estimate from'}"
     )
 
 
@@ -454,7 +481,7 @@ def verdicts_of(repository: Repository, names: Sequence[str], results: Path | No
         for experiment, config, path in map(repository.experiment, of_paper if _paper(repository, name) else [name]):
             files = repository.files(experiment, results)
             runs = rendering.load_runs(rendering.rows_of(files, skipped))
-            planned = _planned(repository, name if experiment not in known else experiment)
+            planned = _settings(_planned(repository, name if experiment not in known else experiment))
             for scale in (scale for scale in config.scales if scale in {run.scale for run in runs}):
                 report = rendering.report_of(config, path.parent, experiment, runs, scale=scale, planned=planned)
                 yield from rendering.logbook.lines(report)

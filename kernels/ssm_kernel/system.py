@@ -9,6 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from subquad.kernels.ssm_kernel import discretize
+
+SOFTMAX_EPS = tl.constexpr(discretize.SOFTMAX_EPS)
+
 
 @triton.jit
 def times(a_re, a_im, b_re, b_im):
@@ -108,6 +112,74 @@ def entry(z_re, z_im, a_re, a_im, RULE: tl.constexpr):
         near = z_re * z_re + z_im * z_im < 1e-4
         g_re, g_im = tl.where(near, x_re, g_re), tl.where(near, x_im, g_im)
     return g_re, g_im
+
+
+@triton.jit
+def falling(z_re, z_im):
+    """Whether Re(z) > 0, and z, negated there: dss-softmax computes such modes in reversed time."""
+    grows = z_re > 0
+    return grows, tl.where(grows, -z_re, z_re), tl.where(grows, -z_im, z_im)
+
+
+@triton.jit
+def _softmax_parts(lam_re, lam_im, z_re, z_im, a_re, a_im, whole):
+    """e = exp(z) - 1, l = exp(whole z), l - 1 and x = A (l - 1), from A and a = exp(z)."""
+    e_re, e_im = entry(z_re, z_im, a_re, a_im, "zoh")
+    e_re, e_im = times(e_re, e_im, z_re, z_im)
+    z_re, z_im = whole * z_re, whole * z_im
+    l_re, l_im = abar(z_re, z_im, "zoh")
+    m_re, m_im = entry(z_re, z_im, l_re, l_im, "zoh")
+    m_re, m_im = times(m_re, m_im, z_re, z_im)
+    x_re, x_im = times(lam_re, lam_im, m_re, m_im)
+    return e_re, e_im, l_re, l_im, m_re, m_im, x_re, x_im
+
+
+@triton.jit
+def softmax_factor(lam_re, lam_im, z_re, z_im, a_re, a_im, grows, whole, rest):
+    """f with Bbar = f B for dss-softmax, from A, z of `falling` and a = exp(z).
+
+    f = (exp(z) - 1) conj(x) / (|x|^2 + eps), times exp(rest z) where `grows`;    x = A (exp(whole z) - 1)
+    """
+    e_re, e_im, _, _, _, _, x_re, x_im = _softmax_parts(lam_re, lam_im, z_re, z_im, a_re, a_im, whole)
+    inverse = 1.0 / (x_re * x_re + x_im * x_im + SOFTMAX_EPS)
+    f_re, f_im = times(e_re, e_im, x_re * inverse, -x_im * inverse)
+    r_re, r_im = abar(rest * z_re, rest * z_im, "zoh")
+    r_re, r_im = times(f_re, f_im, r_re, r_im)
+    return tl.where(grows, r_re, f_re), tl.where(grows, r_im, f_im)
+
+
+@triton.jit
+def softmax_gradient(
+    lam_re, lam_im, z_re, z_im, a_re, a_im, f_re, f_im, df_re, df_im, grows, whole, rest, slope
+):  # fmt: skip
+    """The gradients of A, by way of x alone, and of z, from that of f = `softmax_factor`.
+
+    slope: the factor of z in the logarithm of f where `grows`, as it is differentiated.
+    """
+    e_re, e_im, l_re, l_im, m_re, m_im, x_re, x_im = _softmax_parts(lam_re, lam_im, z_re, z_im, a_re, a_im, whole)
+    # where the mode grows, exp(rest z) is a factor of f
+    dz_re, dz_im = times(f_re, -f_im, df_re, df_im)
+    dz_re, dz_im = tl.where(grows, slope * dz_re, 0.0), tl.where(grows, slope * dz_im, 0.0)
+    r_re, r_im = abar(rest * z_re, rest * z_im, "zoh")
+    r_re, r_im = times(r_re, -r_im, df_re, df_im)
+    df_re, df_im = tl.where(grows, r_re, df_re), tl.where(grows, r_im, df_im)
+    inverse = 1.0 / (x_re * x_re + x_im * x_im + SOFTMAX_EPS)
+    # through exp(z) - 1
+    y_re, y_im = times(x_re * inverse, x_im * inverse, df_re, df_im)
+    y_re, y_im = times(a_re, -a_im, y_re, y_im)
+    dz_re, dz_im = dz_re + y_re, dz_im + y_im
+    # through the guarded reciprocal r of x, which is not holomorphic: dr/dx = -conj(x)^2 / m^2 and
+    # dr/dconj(x) = eps / m^2 with m = |x|^2 + eps
+    df_re, df_im = times(e_re, -e_im, df_re, df_im)
+    s_re, s_im = times(x_re * inverse, x_im * inverse, x_re * inverse, x_im * inverse)
+    dx_re, dx_im = times(-s_re, -s_im, df_re, df_im)
+    dx_re += SOFTMAX_EPS * inverse * inverse * df_re
+    dx_im -= SOFTMAX_EPS * inverse * inverse * df_im
+    # through x = A (exp(whole z) - 1)
+    y_re, y_im = times(lam_re, -lam_im, dx_re, dx_im)
+    y_re, y_im = times(l_re, -l_im, y_re, y_im)
+    dlam_re, dlam_im = times(m_re, -m_im, dx_re, dx_im)
+    return dlam_re, dlam_im, dz_re + whole * y_re, dz_im + whole * y_im
 
 
 @triton.jit

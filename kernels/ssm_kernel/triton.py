@@ -16,7 +16,8 @@ Sums over j are products with conj(Q) and j conj(Q); sums over i follow them. A 
 each state of its tile (`_ssm_kernel_bwd_kernel`), and one more kernel adds the tiles and goes on to A, B, C and dt.
 
 float64: Abar, Bbar, w, the short tables, all of the last kernel. float32: long tables, products (tf32x3), sums over a
-tile. Deterministic. Any N; real systems are treated as complex ones. dss-softmax is the sum of two filters of powers.
+tile. Deterministic. Any N; real systems are treated as complex ones. dss-softmax is the sum of two filters, of
+the modes that decay and, in reversed time, of those that grow.
 Bytes: 4 D L forward and backward. Multiply-adds: 2 N D L forward, 4 N D L backward.
 """
 
@@ -33,15 +34,16 @@ from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, s
 from subquad.kernels.device import float32_products
 from subquad.kernels.launch import cdiv, launch, power_of_2
 from subquad.kernels.layout import dense
-from subquad.kernels.ssm_kernel.chunked import widen
-from subquad.kernels.ssm_kernel.discretize import split_softmax
 from subquad.kernels.ssm_kernel.system import (
     abar,
     entry,
     entry_gradient,
+    falling,
     load_sum,
     load_wide,
     power,
+    softmax_factor,
+    softmax_gradient,
     store_narrow,
     times,
 )
@@ -75,12 +77,14 @@ def _ssm_kernel_fwd_kernel(
     C,
     dt,
     taps,
+    D,
     N,
     L,
     A_stride_d,
     num_tiles,
     num_bits,
     factor,
+    whole,
     RULE: tl.constexpr,
     A_COMPLEX: tl.constexpr,
     B_COMPLEX: tl.constexpr,
@@ -93,20 +97,29 @@ def _ssm_kernel_fwd_kernel(
 ):
     """taps [D, L] receives K at l = (i_tile ROWS + i) COLUMNS + j, of one channel.
 
-    num_bits: bits of the first l of the last tile.
+    num_bits: bits of the first l of the last tile.   whole: length over which dss-softmax normalises, else None. Its
+    taps [2 D, L] are the filters of the modes that decay and then, in reversed time, of those that grow.
     """
-    i_d, i_tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
+    i_row, i_tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    i_d = (i_row if whole is None else i_row % D).to(tl.int64)
+    i_row = i_row.to(tl.int64)
     b_dt = tl.load(dt + i_d).to(tl.float64)
     b_k = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, N, BLOCK_N):
         o_n = start + tl.arange(0, BLOCK_N)[None, :]
         m_n = o_n < N
-        z_re, z_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
-        z_re, z_im = b_dt * z_re, b_dt * z_im
+        lam_re, lam_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
+        z_re, z_im = b_dt * lam_re, b_dt * lam_im
+        if whole is not None:
+            grows, z_re, z_im = falling(z_re, z_im)
         a_re, a_im = abar(z_re, z_im, RULE)
         w_re, w_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
         w_re, w_im = factor * w_re, factor * w_im
-        if RULE != "dss-exp-no-scale":
+        if whole is not None:
+            x_re, x_im = softmax_factor(lam_re, lam_im, z_re, z_im, a_re, a_im, grows, whole, whole - L)
+            w_re, w_im = times(w_re, w_im, x_re, x_im)
+            w_re, w_im = tl.where(grows == (i_row >= D), w_re, 0.0), tl.where(grows == (i_row >= D), w_im, 0.0)
+        elif RULE != "dss-exp-no-scale":
             g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
             w_re, w_im = times(w_re, w_im, b_dt * g_re, b_dt * g_im)
         if B is not None:
@@ -120,7 +133,7 @@ def _ssm_kernel_fwd_kernel(
         b_k = tl.dot(p_re, tl.trans(q_re), b_k, input_precision=PRECISION)
         b_k = tl.dot(p_im, tl.trans(-q_im), b_k, input_precision=PRECISION)
     o_l = (i_tile * ROWS + tl.arange(0, ROWS)[:, None]) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    tl.store(taps + i_d * L + o_l, b_k, mask=o_l < L)
+    tl.store(taps + i_row * L + o_l, b_k, mask=o_l < L)
 
 
 @triton.jit(do_not_specialize=["A_stride_d", "num_bits"])
@@ -135,6 +148,7 @@ def _ssm_kernel_bwd_kernel(
     A_stride_d,
     num_tiles,
     num_bits,
+    whole,
     RULE: tl.constexpr,
     A_COMPLEX: tl.constexpr,
     ROWS: tl.constexpr,
@@ -145,19 +159,25 @@ def _ssm_kernel_bwd_kernel(
 ):
     """Sums of g_l conj(a^l) and l g_l conj(a^l) over the taps l of one tile of one channel, g = dtaps [D, L].
 
-    partial [num_tiles, D, 4, N] receives real part, imaginary part of the first sum, then those of the second.
+    partial [num_tiles, D, 4, N] receives real part, imaginary part of the first sum, then those of the second. With
+    `whole`, as in the forward kernel, dtaps and partial have 2 D rows.
     """
-    i_d, i_tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
+    i_row, i_tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    i_d = (i_row if whole is None else i_row % D).to(tl.int64)
+    i_row, num_rows = i_row.to(tl.int64), D if whole is None else 2 * D
     o_i, o_j = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     o_l = (i_tile * ROWS + o_i) * COLUMNS + o_j
-    b_g = tl.load(dtaps + i_d * L + o_l, mask=o_l < L, other=0.0)
+    b_g = tl.load(dtaps + i_row * L + o_l, mask=o_l < L, other=0.0)
     b_dt = tl.load(dt + i_d).to(tl.float64)
-    p_partial = partial + (i_tile.to(tl.int64) * D + i_d) * 4 * N
+    p_partial = partial + (i_tile.to(tl.int64) * num_rows + i_row) * 4 * N
     for start in range(0, N, BLOCK_N):
         o_n = start + tl.arange(0, BLOCK_N)
         m_n = o_n[None, :] < N
         z_re, z_im = load_wide(A, i_d * A_stride_d + o_n[None, :], m_n, A_COMPLEX)
-        a_re, a_im = abar(b_dt * z_re, b_dt * z_im, RULE)
+        z_re, z_im = b_dt * z_re, b_dt * z_im
+        if whole is not None:
+            _, z_re, z_im = falling(z_re, z_im)
+        a_re, a_im = abar(z_re, z_im, RULE)
         q_re, q_im = _table(a_re, a_im, 1.0 + 0 * a_re, 0 * a_re, COLUMNS, FINE)
         # interleaved: one product of 64 columns, and both parts of a complex number in one thread
         q = tl.reshape(tl.join(q_re, -q_im), [COLUMNS, 2 * BLOCK_N])
@@ -194,6 +214,9 @@ def _ssm_kernel_parameters_kernel(
     A_stride_d,
     num_tiles,
     factor,
+    whole,
+    rest,
+    slope,
     RULE: tl.constexpr,
     A_COMPLEX: tl.constexpr,
     B_COMPLEX: tl.constexpr,
@@ -203,7 +226,8 @@ def _ssm_kernel_parameters_kernel(
     """Gradients of A, B, C and dt of one channel from the sums of `_ssm_kernel_bwd_kernel`.
 
     With Bbar = f B, f = dt g(z), z = dt A: w = s C f B, so dC = conj(s f B) dw, dB = conj(s f C) dw,
-    df = conj(s C B) dw and dz = conj(dlog(a) / dz) dlog(a) + conj(dt dg / dz) df.
+    df = conj(s C B) dw and dz = conj(dlog(a) / dz) dlog(a) + conj(dt dg / dz) df. whole, rest, slope: those of
+    `softmax_gradient` for dss-softmax, else None.
     """
     i_d = tl.program_id(0).to(tl.int64)
     o_n = tl.arange(0, BLOCK_N)
@@ -212,17 +236,25 @@ def _ssm_kernel_parameters_kernel(
     lam_re, lam_im = load_wide(A, i_d * A_stride_d + o_n, m_n, A_COMPLEX)
     c_re, c_im = load_wide(C, i_d * N + o_n, m_n, C_COMPLEX)
     z_re, z_im = b_dt * lam_re, b_dt * lam_im
+    if whole is not None:
+        grows, z_re, z_im = falling(z_re, z_im)
     a_re, a_im = abar(z_re, z_im, RULE)
     b_re, b_im = 1.0 + 0 * a_re, 0 * a_re
     if B is not None:
         b_re, b_im = load_wide(B, i_d * N + o_n, m_n, B_COMPLEX)
     f_re, f_im = 1.0 + 0 * a_re, 0 * a_re
-    if RULE != "dss-exp-no-scale":
+    if whole is not None:
+        f_re, f_im = softmax_factor(lam_re, lam_im, z_re, z_im, a_re, a_im, grows, whole, rest)
+    elif RULE != "dss-exp-no-scale":
         g_re, g_im = entry(z_re, z_im, a_re, a_im, RULE)
         f_re, f_im = b_dt * g_re, b_dt * g_im
 
     partial += i_d * 4 * N
     stride = (0 * i_d + D) * 4 * N
+    if whole is not None:
+        # every mode is in one of the two filters
+        stride *= 2
+        partial += tl.where(grows, D * 4 * N, 0)
     dw_re = factor * load_sum(partial, o_n, m_n, stride, num_tiles)
     dw_im = factor * load_sum(partial + N, o_n, m_n, stride, num_tiles)
     dl_re = factor * load_sum(partial + 2 * N, o_n, m_n, stride, num_tiles)
@@ -240,7 +272,15 @@ def _ssm_kernel_parameters_kernel(
         store_narrow(dB, o_out, y_re, y_im, m_n, B_COMPLEX)
 
     b_ddt = 0 * dl_re
-    if RULE == "dss-exp-no-scale":
+    da_re, da_im = 0 * dl_re, 0 * dl_re
+    if whole is not None:
+        df_re, df_im = times(b_re, -b_im, x_re, x_im)
+        da_re, da_im, dz_re, dz_im = softmax_gradient(
+            lam_re, lam_im, z_re, z_im, a_re, a_im, f_re, f_im, df_re, df_im, grows, whole, rest, slope
+        )
+        dz_re, dz_im = dz_re + dl_re, dz_im + dl_im
+        dz_re, dz_im = tl.where(grows, -dz_re, dz_re), tl.where(grows, -dz_im, dz_im)
+    elif RULE == "dss-exp-no-scale":
         dz_re, dz_im = dl_re, dl_im
     else:
         dg_re, dg_im, dlog_re, dlog_im = entry_gradient(z_re, z_im, a_re, a_im, g_re, g_im, RULE)
@@ -252,7 +292,7 @@ def _ssm_kernel_parameters_kernel(
     b_ddt += lam_re * dz_re + lam_im * dz_im
     # lanes beyond N add zero, because dw is zero there and no denominator is
     tl.store(ddt + i_d, tl.sum(b_ddt, 0).to(ddt.dtype.element_ty))
-    store_narrow(dA, o_out, b_dt * dz_re, b_dt * dz_im, m_n, A_COMPLEX)
+    store_narrow(dA, o_out, b_dt * dz_re + da_re, b_dt * dz_im + da_im, m_n, A_COMPLEX)
 
 
 class Plan(NamedTuple):
@@ -283,7 +323,16 @@ class System(NamedTuple):
     factor: float
     """s of the equation: 2 where A holds one of each conjugate pair, else 1."""
     rule: str
-    """The discretization: zoh, bilinear or dss-exp-no-scale."""
+    """The discretization: zoh, bilinear, dss-exp-no-scale or dss-softmax."""
+    whole: int | None = None
+    """Length over which dss-softmax normalises, else None."""
+    detach_maximum: bool = False
+    """As in `ssm_kernel`."""
+
+    @property
+    def num_rows(self) -> int:
+        """Filters of the kernels: dss-softmax has one of the modes that decay and one of those that grow."""
+        return self.C.shape[0] * (1 if self.whole is None else 2)
 
     def pointers(self) -> dict[str, Tensor | None]:
         """The kernels' first arguments."""
@@ -315,21 +364,23 @@ def _tile_constants(plan: Plan) -> dict[str, Any]:
 
 
 def ssm_kernel_fwd(system: System, length: int) -> Tensor:
-    """K [D, length] in float32."""
+    """K [D, length] in float32; for dss-softmax its two filters [2 D, length] of `_ssm_kernel_fwd_kernel`."""
     width, num_states = system.C.shape
     plan = _plan(length, False)
-    taps = torch.empty((width, length), dtype=torch.float32, device=system.C.device)
+    taps = torch.empty((system.num_rows, length), dtype=torch.float32, device=system.C.device)
     launch(
         _ssm_kernel_fwd_kernel,
-        width * plan.num_tiles,
+        system.num_rows * plan.num_tiles,
         **system.pointers(),
         taps=taps,
+        D=width,
         N=num_states,
         L=length,
         A_stride_d=system.A_stride_d,
         num_tiles=plan.num_tiles,
         num_bits=plan.num_bits,
         factor=system.factor,
+        whole=system.whole,
         **system.constants(),
         **_tile_constants(plan),
     )
@@ -341,20 +392,22 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
     A, B, C, dt = system[:4]
     width, num_states = C.shape
     plan = _plan(dtaps.shape[1], True)
-    partial = torch.empty((plan.num_tiles, width, 4, num_states), dtype=torch.float32, device=C.device)
+    length, rows = dtaps.shape[1], system.num_rows
+    partial = torch.empty((plan.num_tiles, rows, 4, num_states), dtype=torch.float32, device=C.device)
     launch(
         _ssm_kernel_bwd_kernel,
-        width * plan.num_tiles,
+        rows * plan.num_tiles,
         A=A,
         dt=dt,
         dtaps=dtaps,
         partial=partial,
         D=width,
         N=num_states,
-        L=dtaps.shape[1],
+        L=length,
         A_stride_d=system.A_stride_d,
         num_tiles=plan.num_tiles,
         num_bits=plan.num_bits,
+        whole=system.whole,
         RULE=system.rule,
         A_COMPLEX=A.is_complex(),
         **_tile_constants(plan),
@@ -362,6 +415,10 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
     dA = torch.empty((width, num_states), dtype=A.dtype, device=A.device)
     dB = None if B is None else torch.empty_like(B)
     dC, ddt = torch.empty_like(C), torch.empty_like(dt)
+    rest = slope = None
+    if system.whole is not None:
+        rest = system.whole - length
+        slope = rest - (system.whole - 1 if system.detach_maximum else 0)
     launch(
         _ssm_kernel_parameters_kernel,
         width,
@@ -376,6 +433,9 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
         A_stride_d=system.A_stride_d,
         num_tiles=plan.num_tiles,
         factor=system.factor,
+        whole=system.whole,
+        rest=rest,
+        slope=slope,
         **system.constants(),
         BLOCK_N=power_of_2(max(16, num_states)),
         num_warps=1,
@@ -384,20 +444,20 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
 
 
 class SsmKernel(OnceDifferentiable):
-    """K [D, length] from A, B, C, dt, the length, and factor and rule of `System`."""
+    """`ssm_kernel_fwd` of a length, the tensors and the other fields of a `System`."""
 
     @staticmethod
     def forward(
-        ctx: Any, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str
+        ctx: Any, length: int, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, *options: float | str | None
     ) -> Tensor:
         save(ctx, A, B, C, dt)
-        ctx.options = factor, rule
-        return ssm_kernel_fwd(System(A, B, C, dt, factor, rule), length)
+        ctx.options = options
+        return ssm_kernel_fwd(System(A, B, C, dt, *options), length)
 
     @staticmethod
     def backward(ctx: Any, dtaps: Tensor) -> tuple[Tensor | None, ...]:
         system = System(*saved(ctx), *ctx.options)
-        return *ssm_kernel_bwd(system, dtaps.contiguous()), None, None, None
+        return None, *ssm_kernel_bwd(system, dtaps.contiguous()), *[None] * len(ctx.options)
 
 
 def ssm_kernel_triton(
@@ -413,37 +473,16 @@ def ssm_kernel_triton(
     detach_maximum: bool = False,
 ) -> Tensor:
     """K [D, length] in float32; arguments as those of `ssm_kernel`."""
-    factor = 2.0 if conj_pairs else 1.0
-    if discretization == "dss-softmax":
-        return _softmax_filter(A, B, C, dt, length, normalize_over or length, factor, detach_maximum)
+    softmax = discretization == "dss-softmax"
     # dss-exp is another name of zoh
-    return _filter(A, B, C, dt, length, factor, "zoh" if discretization == "dss-exp" else discretization)
-
-
-def _filter(A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, factor: float, rule: str) -> Tensor:
-    A, B, C, dt = dense(A), dense(B), dense(C), dense(dt)
-    if needs_gradient(A, B, C, dt):
-        return SsmKernel.apply(A, B, C, dt, length, factor, rule)
-    return ssm_kernel_fwd(System(A, B, C, dt, factor, rule), length)
-
-
-def _softmax_filter(
-    A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, length: int, whole: int, factor: float, detach_maximum: bool
-) -> Tensor:
-    """The filter of dss-softmax, normalized over `whole` taps, as two filters of powers of the same decays.
-
-    One is of the modes that decay, the other, in reversed time, of those that grow. PyTorch computes their weights.
-    """
-    wide_A, wide_B, wide_C, wide_dt, _ = widen(A, B, C, dt)
-    grows, z, scale = split_softmax(wide_A, wide_dt, whole, detach_maximum=detach_maximum)
-    weight = (wide_C if wide_B is None else wide_C * wide_B) * scale
-    zero = torch.zeros_like(weight)
-    rising = torch.where(grows, weight * torch.exp(z * (whole - length)), zero)
-    weights = torch.cat([torch.where(grows, zero, weight), rising])
-    # the kernel gets -A and dt, which are exact; dt A would be rounded to float32
-    decays = torch.where(A.real > 0, -A, A)
-    decays = decays if A.ndim == 1 else torch.cat([decays, decays])
-    dtype = torch.complex64 if weights.is_complex() else torch.float32
-    both = _filter(decays, None, weights.to(dtype), torch.cat([dt, dt]), length, factor, "dss-exp-no-scale")
-    falling, rising = both.chunk(2)
-    return falling + rising.flip(-1)
+    rule = "zoh" if discretization == "dss-exp" else discretization
+    tensors = dense(A), dense(B), dense(C), dense(dt)
+    options = 2.0 if conj_pairs else 1.0, rule, (normalize_over or length) if softmax else None, detach_maximum
+    if needs_gradient(*tensors):
+        taps = SsmKernel.apply(length, *tensors, *options)
+    else:
+        taps = ssm_kernel_fwd(System(*tensors, *options), length)
+    if not softmax:
+        return taps
+    decaying, growing = taps.chunk(2)
+    return decaying + growing.flip(-1)

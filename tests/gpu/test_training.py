@@ -5,11 +5,8 @@ import torch
 
 from subquad.models import MODELS
 from subquad.suite.executors.local import run_all
-from subquad.suite.settings.config import ExperimentConfig
-from subquad.suite.settings.grid import expand
-from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.trainer import Trainer
-from subquad.tasks import TASKS
+from tests.runs import one_run
 from tests.suite.test_workers import Recording
 from tests.suite.toy import make_run, numbers
 
@@ -26,13 +23,7 @@ def gpu():
 def model_run(name, seed=0, **train):
     values = {"steps": 12, "batch_size": 8, "lr": 1e-3, "eval_every": 3, **train}
     task = {"name": "mqar", "length": 64, "num_kv_pairs": 4, "vocab_size": 64, "num_train": 60, "num_test": 20}
-    config = ExperimentConfig(
-        title="gpu",
-        baseline={"task": task, "model": {"name": name, "d_model": 32, "num_layers": 2}, "train": values},
-        seeds=(seed,),
-    )
-    (run,) = expand("gpu/test", config, Resolver(TASKS, MODELS))
-    return run
+    return one_run(task, {"name": name, "d_model": 32, "num_layers": 2}, values, seed)
 
 
 @pytest.mark.parametrize("name", list(MODELS))

@@ -8,12 +8,11 @@ import torch
 
 from subquad.models import MODELS
 from subquad.suite.runner import execute
-from subquad.suite.settings.config import ExperimentConfig
-from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import endings, storage
 from subquad.suite.training.weights import load_model
 from subquad.tasks import TASKS
+from tests.runs import one_run
 
 pytest.importorskip("lm_eval", reason="`lm_eval` is not installed (extra `eval`)")
 
@@ -45,12 +44,9 @@ def kept(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SUBQUAD_DATA", str(folder / "cache"))
         (folder / "text.txt").write_text(TEXT * 400)
-        baseline = {
-            "task": {"name": "text-file", "data": str(folder / "text.txt"), "length": 32},
-            "model": {"name": "mamba", "d_model": 32, "num_layers": 1},
-            "train": {"steps": 60, "batch_size": 8, "lr": 1e-2},
-        }
-        (run,) = expand("demo/text", ExperimentConfig(title="text", baseline=baseline), Resolver(TASKS, MODELS))
+        task = {"name": "text-file", "data": str(folder / "text.txt"), "length": 32}
+        model = {"name": "mamba", "d_model": 32, "num_layers": 1}
+        run = one_run(task, model, {"steps": 60, "batch_size": 8, "lr": 1e-2})
         finished = execute(run, folder / "results", CPU, keep_weights=True)
     assert finished.status == "ok", finished.error
     return run, folder / "results"

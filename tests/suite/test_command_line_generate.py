@@ -8,26 +8,19 @@ import torch
 from subquad.models import MODELS
 from subquad.suite.generate import generate
 from subquad.suite.runner import execute
-from subquad.suite.settings.config import ExperimentConfig
-from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store.weights import save_weights
 from subquad.suite.training.trainer import Trainer
 from subquad.suite.training.weights import load_model
 from subquad.tasks import TASKS
+from tests.runs import one_run
 
 CPU = torch.device("cpu")
 
 
 def one(task, model="mamba", steps=30, **options):
-    """The one run of a small grid."""
-    baseline = {
-        "task": task,
-        "model": {"name": model, "d_model": 32, "num_layers": 1, **options},
-        "train": {"steps": steps, "batch_size": 8, "lr": 1e-2},
-    }
-    (run,) = expand("demo/text", ExperimentConfig(title="text", baseline=baseline), Resolver(TASKS, MODELS))
-    return run
+    train = {"steps": steps, "batch_size": 8, "lr": 1e-2}
+    return one_run(task, {"name": model, "d_model": 32, "num_layers": 1, **options}, train)
 
 
 @pytest.fixture(scope="module")

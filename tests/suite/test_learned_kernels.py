@@ -7,13 +7,10 @@ import json
 import pytest
 import torch
 
-from subquad.models import MODELS
 from subquad.suite.runner import execute
-from subquad.suite.settings.config import ExperimentConfig
-from subquad.suite.settings.grid import expand
-from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import storage
 from subquad.suite.training.trainer import Trainer
+from tests.runs import one_run
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")
@@ -22,18 +19,14 @@ PROBE = {"lags": 4, "points": 2, "channels": 3, "near": 2}
 
 
 def make(probe=PROBE, model="dss-softmax", **train):
-    config = ExperimentConfig(
-        title="toy",
-        baseline={
-            "task": {"name": "parity"},
-            "model": {"name": model, "d_model": 8, "num_layers": 2, "d_state": 4}
-            if model != "attention"
-            else {"name": model, "d_model": 8, "num_layers": 2, "num_heads": 1},
-            "train": {"epochs": 2, "batch_size": 16, "lr": 0.01, "record_kernels": probe, **train},
-        },
+    return one_run(
+        {"name": "parity"},
+        {"name": model, "d_model": 8, "num_layers": 2, "d_state": 4}
+        if model != "attention"
+        else {"name": model, "d_model": 8, "num_layers": 2, "num_heads": 1},
+        {"epochs": 2, "batch_size": 16, "lr": 0.01, "record_kernels": probe, **train},
+        tasks=TASKS,
     )
-    (run,) = expand("toy/test", config, Resolver(TASKS, MODELS))
-    return run
 
 
 def recorded(rows):

@@ -12,6 +12,7 @@ from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.data import FreshOrder, StagedOrder
 from subquad.suite.training.trainer import Trainer
+from tests.runs import one_run
 from tests.suite.toy import TASKS as TOYS
 from tests.suite.toy import Parity, numbers
 
@@ -31,16 +32,12 @@ TASKS = Registry("task", {**TOYS.entries, "reshuffled": Entry("tests.suite.test_
 
 
 def make(stages=STAGES, train=None, **task):
-    config = ExperimentConfig(
-        title="stages",
-        baseline={
-            "task": {"name": "parity", "length": 16, "endless": True, **task},
-            "model": {"name": "s4d", "num_layers": 1, "d_model": 8, "d_state": 4},
-            "train": {"steps": 4, "batch_size": 4, "eval_batch_size": 40, "length_warmup": stages, **(train or {})},
-        },
+    return one_run(
+        {"name": "parity", "length": 16, "endless": True, **task},
+        {"name": "s4d", "num_layers": 1, "d_model": 8, "d_state": 4},
+        {"steps": 4, "batch_size": 4, "eval_batch_size": 40, "length_warmup": stages, **(train or {})},
+        tasks=TASKS,
     )
-    (run,) = expand("stages/test", config, Resolver(TASKS, MODELS))
-    return run
 
 
 def trained(run, **options):

@@ -3,13 +3,10 @@
 import pytest
 import torch
 
-from subquad.models import MODELS
 from subquad.suite.executors.local import run_all
 from subquad.suite.runner import execute
-from subquad.suite.settings.config import ExperimentConfig
-from subquad.suite.settings.grid import expand
-from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import storage
+from tests.runs import one_run
 from tests.suite.toy import MEASURED, TASKS, make_run
 
 CPU = torch.device("cpu")
@@ -31,17 +28,13 @@ class Silent:
 
 def large(seed=0):
     """A run with sums so long that two threads give other last digits than one thread (observed on two cores)."""
-    config = ExperimentConfig(
-        title="threads",
-        baseline={
-            "task": {"name": "parity", "length": 64, "num_train": 128},
-            "model": {"name": "s4d", "num_layers": 1},
-            "train": {"epochs": 1, "batch_size": 64, "lr": 0.01},
-        },
-        seeds=(seed,),
+    return one_run(
+        {"name": "parity", "length": 64, "num_train": 128},
+        {"name": "s4d", "num_layers": 1},
+        {"epochs": 1, "batch_size": 64, "lr": 0.01},
+        seed,
+        tasks=TASKS,
     )
-    (run,) = expand("toy/threads", config, Resolver(TASKS, MODELS))
-    return run
 
 
 def metrics(root, run):

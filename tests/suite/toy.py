@@ -16,14 +16,12 @@ from torch import Tensor, nn
 
 from subquad.suite.contracts import IGNORE, ModelConfig, ParamGroup, Segment, Task, TaskSpec
 from subquad.suite.model import Model
-from subquad.suite.options import parse
 from subquad.suite.registry import Entry, Registry
 from subquad.suite.rng import numpy_generator
-from subquad.suite.settings.config import ExperimentConfig
-from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.parallel import current
 from subquad.suite.training.run import TrainingRun
+from tests.runs import one_run
 
 MEASURED = {"train_throughput", "train_steps", "train_seconds", "inference_throughput", "peak_rss", "peak_memory"}
 """Metrics of a training run that two equal runs need not have in common: times and memory."""
@@ -180,11 +178,6 @@ def make_run(
     task: dict | None = None, model: dict | None = None, train: dict | None = None, seed: int = 0
 ) -> TrainingRun:
     """One resolved run on the toy task."""
-    baseline = {
-        "task": {"name": "parity", **(task or {})},
-        "model": {"name": "toy", **(model or {})},
-        "train": {"epochs": 4, "batch_size": 16, "lr": 0.01, **(train or {})},
-    }
-    config = parse(ExperimentConfig, {"title": "toy", "baseline": baseline, "seeds": (seed,)}, "toy")
-    (run,) = expand("toy/test", config, RESOLVER)
-    return run
+    options = {"epochs": 4, "batch_size": 16, "lr": 0.01, **(train or {})}
+    task, model = {"name": "parity", **(task or {})}, {"name": "toy", **(model or {})}
+    return one_run(task, model, options, seed, TASKS, MODELS)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from subquad.suite.training.trainer import Trainer
 from subquad.tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
 from subquad.tasks.data import obtain
 from subquad.tasks.data.faults import DataError, NoDataError
+from tests.runs import one_run
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -178,24 +180,13 @@ def test_the_real_piano_loads_at_two_lengths_of_table_14(shared):
 
 @pytest.mark.slow
 def test_a_run_reports_bits_a_sample(folder):
-    from subquad.models import MODELS
-    from subquad.suite.settings.config import ExperimentConfig
-    from subquad.suite.settings.grid import expand
-    from subquad.suite.settings.resolver import Resolver
-    from subquad.suite.training.trainer import Trainer
-    from subquad.tasks import TASKS
-
     for i in range(20):
         write(folder / f"out{i}.wav", np.tile(np.array([-9000, 0, 9000, 0], dtype=np.int16), 100))
-    config = ExperimentConfig(
-        title="audio",
-        baseline={
-            "task": {"name": "recordings", "data": str(folder), "length": 32},
-            "model": {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
-            "train": {"steps": 60, "batch_size": 8, "lr": 0.01},
-        },
+    run = one_run(
+        {"name": "recordings", "data": str(folder), "length": 32},
+        {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
+        {"steps": 60, "batch_size": 8, "lr": 0.01},
     )
-    (run,) = expand("audio/test", config, Resolver(TASKS, MODELS))
     rows = Trainer(run, torch.device("cpu"))().rows
     final = {row["metric"]: row["value"] for row in rows if row["split"] == "test"}
     assert final["bits_per_sample"] == pytest.approx(final["loss"] / math.log(2))

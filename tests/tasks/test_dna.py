@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from subquad.suite.contracts import IGNORE
+from subquad.suite.training.trainer import Trainer
 from subquad.tasks.data import obtain
 from subquad.tasks.data.faults import DataError
 from subquad.tasks.data.stored import leakage
 from subquad.tasks.dna import BASES, UNKNOWN, covered
 from subquad.tasks.hg38 import HG38
 from subquad.tasks.species import Species, chromosome
+from tests.runs import one_run
 
 pyfaidx = pytest.importorskip("pyfaidx")
 
@@ -269,23 +271,12 @@ def test_without_pyfaidx_the_extra_is_named(folder, monkeypatch):
 
 
 def test_a_run_reports_bits_and_perplexity_a_base(folder):
-    from subquad.models import MODELS
-    from subquad.suite.settings.config import ExperimentConfig
-    from subquad.suite.settings.grid import expand
-    from subquad.suite.settings.resolver import Resolver
-    from subquad.suite.training.trainer import Trainer
-    from subquad.tasks import TASKS
-
     write_fasta(folder / "genome.fa", {"chr1": "AACGT" * 200, "chr2": "AACGT" * 80})
-    config = ExperimentConfig(
-        title="dna",
-        baseline={
-            "task": {"name": "hg38", "data": str(folder), "length": 32},
-            "model": {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
-            "train": {"epochs": 10, "epoch_steps": 15, "batch_size": 8, "lr": 0.03},
-        },
+    run = one_run(
+        {"name": "hg38", "data": str(folder), "length": 32},
+        {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
+        {"epochs": 10, "epoch_steps": 15, "batch_size": 8, "lr": 0.03},
     )
-    (run,) = expand("dna/test", config, Resolver(TASKS, MODELS))
     final = {row["metric"]: row["value"] for row in Trainer(run, torch.device("cpu"))().rows if row["split"] == "test"}
     assert final["bits_per_base"] == pytest.approx(final["loss"] / math.log(2))
     assert final["perplexity"] == pytest.approx(math.exp(final["loss"]))
@@ -451,26 +442,15 @@ def test_the_real_encode_regions_of_five_species_load(shared):
 def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, steps):
     """With a fixed number of tokens per batch, an epoch of Mamba has the same number of steps at every length, while an
     epoch of HyenaDNA has more steps at greater lengths."""
-    from subquad.models import MODELS
-    from subquad.suite.settings.config import ExperimentConfig
-    from subquad.suite.settings.grid import expand
-    from subquad.suite.settings.resolver import Resolver
-    from subquad.suite.training.trainer import Trainer
-    from subquad.tasks import TASKS
-
-    config = ExperimentConfig(
-        title="stages",
-        baseline={
-            "task": {"name": "hg38", "data": str(folder), "length": 32, "rule": rule},
-            "model": {"name": "s4d", "d_model": 4, "d_state": 4, "num_layers": 1},
-            "train": {
-                "epochs": 2,
-                "batch_size": 2 if rule == "mamba" else 1,
-                "length_warmup": [{"length": 8, "epochs": 2}, {"length": 16, "epochs": 2}],
-            },
+    run = one_run(
+        {"name": "hg38", "data": str(folder), "length": 32, "rule": rule},
+        {"name": "s4d", "d_model": 4, "d_state": 4, "num_layers": 1},
+        {
+            "epochs": 2,
+            "batch_size": 2 if rule == "mamba" else 1,
+            "length_warmup": [{"length": 8, "epochs": 2}, {"length": 16, "epochs": 2}],
         },
     )
-    (run,) = expand("dna/test", config, Resolver(TASKS, MODELS))
     trainer = Trainer(run, torch.device("cpu"))
     lengths, step = [], trainer._train_step
     trainer._train_step = lambda batch: (lengths.append(batch.inputs.shape[1]), step(batch))

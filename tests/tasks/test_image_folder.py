@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from subquad.suite.training.trainer import Trainer
 from subquad.tasks.data.faults import DataError, NoDataError
 from subquad.tasks.image_folder import ImageFolder
+from tests.runs import one_run
 
 pytest.importorskip("datasets")
 
@@ -90,24 +93,11 @@ def test_missing_pictures_say_what_to_do(folder, tmp_path):
 
 
 def test_a_run_trains_on_a_folder_and_is_known_by_its_content(folder):
-    import torch
-
-    from subquad.models import MODELS
-    from subquad.suite.settings.config import ExperimentConfig
-    from subquad.suite.settings.grid import expand
-    from subquad.suite.settings.resolver import Resolver
-    from subquad.suite.training.trainer import Trainer
-    from subquad.tasks import TASKS
-
-    config = ExperimentConfig(
-        title="pictures",
-        baseline={
-            "task": {"name": "image-folder", "data": str(folder), "size": 8},
-            "model": {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
-            "train": {"steps": 3, "batch_size": 8, "lr": 0.01},
-        },
+    run = one_run(
+        {"name": "image-folder", "data": str(folder), "size": 8},
+        {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
+        {"steps": 3, "batch_size": 8, "lr": 0.01},
     )
-    (run,) = expand("pictures/test", config, Resolver(TASKS, MODELS))
     rows = Trainer(run, torch.device("cpu"))().rows
     assert {"valid", "test"} <= {row["split"] for row in rows if row["metric"] == "accuracy"}
     assert run.resolved["data"] == ImageFolder(data=folder, size=8).fingerprint()

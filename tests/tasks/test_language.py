@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from subquad.suite.contracts import IGNORE
+from subquad.suite.training.trainer import Trainer
 from subquad.tasks.data.faults import DataError
 from subquad.tasks.language import TextFile, WikiText, encode, train_bpe
+from tests.runs import one_run
 
 TEXT = " = Homer = \n \n The gamma ray is a ray , not a <unk> . \n" * 40
 
@@ -404,22 +406,11 @@ def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):
 
 
 def test_a_run_reports_perplexity_of_validation_and_test(folder):
-    from subquad.models import MODELS
-    from subquad.suite.settings.config import ExperimentConfig
-    from subquad.suite.settings.grid import expand
-    from subquad.suite.settings.resolver import Resolver
-    from subquad.suite.training.trainer import Trainer
-    from subquad.tasks import TASKS
-
-    config = ExperimentConfig(
-        title="text",
-        baseline={
-            "task": {"name": "wikitext", "data": str(folder), "length": 32},
-            "model": {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
-            "train": {"steps": 30, "batch_size": 8, "lr": 0.01},
-        },
+    run = one_run(
+        {"name": "wikitext", "data": str(folder), "length": 32},
+        {"name": "linear-attention", "d_model": 16, "num_layers": 1, "num_heads": 1},
+        {"steps": 30, "batch_size": 8, "lr": 0.01},
     )
-    (run,) = expand("text/test", config, Resolver(TASKS, MODELS))
     rows = Trainer(run, torch.device("cpu"))().rows
     final = {row["metric"]: row["value"] for row in rows if row["split"] == "test"}
     assert final["perplexity"] == pytest.approx(math.exp(final["loss"]))

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from subquad.suite.contracts import TaskSpec
+from subquad.suite.training.trainer import Trainer
 from subquad.tasks.audio import ZERO, mu_law, mu_law_decode, stretched
 from subquad.tasks.data import DataError, obtain
 from subquad.tasks.judge import Judge, judged, mel_filters
 from subquad.tasks.sc09 import DIGITS, SC09
+from tests.runs import one_run
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -225,28 +227,17 @@ def test_levels_survive_the_way_to_the_judge():
     ("model", "status"), [({"name": "s4d"}, "ok"), ({"name": "s4d", "bidirectional": True}, "n/a")]
 )
 def test_a_run_generates_and_reports_what_the_judge_says(folder, model, status):
-    from subquad.models import MODELS
-    from subquad.suite.settings.config import ExperimentConfig
-    from subquad.suite.settings.grid import expand
-    from subquad.suite.settings.resolver import Resolver
-    from subquad.suite.training.trainer import Trainer
-    from subquad.tasks import TASKS
-
-    config = ExperimentConfig(
-        title="digits",
-        baseline={
-            "task": {
-                "name": "sc09",
-                "data": str(folder),
-                "length": 1024,
-                "num_generated": 6,
-                "judge_steps": 5,
-            },
-            "model": {"d_model": 8, "d_state": 4, "num_layers": 1, **model},
-            "train": {"steps": 2, "batch_size": 4},
+    run = one_run(
+        {
+            "name": "sc09",
+            "data": str(folder),
+            "length": 1024,
+            "num_generated": 6,
+            "judge_steps": 5,
         },
+        {"d_model": 8, "d_state": 4, "num_layers": 1, **model},
+        {"steps": 2, "batch_size": 4},
     )
-    (run,) = expand("sc09/test", config, Resolver(TASKS, MODELS))
     rows = [row for row in Trainer(run, CPU)().rows if row["split"] == "generated"]
     assert {row["status"] for row in rows} == {status}
     if status == "ok":

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from subquad.suite.contracts import TaskSpec
+from subquad.suite.training.trainer import Trainer
 from subquad.tasks.data import NoDataError, obtain
 from subquad.tasks.speech_commands import (
     ALL_WORDS,
@@ -19,6 +20,7 @@ from subquad.tasks.speech_commands import (
     speaker,
     why_no_mfcc,
 )
+from tests.runs import one_run
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -343,22 +345,11 @@ def test_half_rate_adds_every_second_sample_of_test_and_nothing_else(official):
 
 @pytest.mark.parametrize(("model", "scale"), [("dss-exp", 2), ("mamba", 1)])
 def test_a_run_reports_both_rates_and_whether_its_steps_followed(official, model, scale):
-    from subquad.models import MODELS
-    from subquad.suite.settings.config import ExperimentConfig
-    from subquad.suite.settings.grid import expand
-    from subquad.suite.settings.resolver import Resolver
-    from subquad.suite.training.trainer import Trainer
-    from subquad.tasks import TASKS
-
-    config = ExperimentConfig(
-        title="speech",
-        baseline={
-            "task": {"name": "speech-commands", "data": str(official), "length": 100, "half_rate": True},
-            "model": {"name": model, "d_model": 8, "num_layers": 1},
-            "train": {"steps": 2, "batch_size": 20},
-        },
+    run = one_run(
+        {"name": "speech-commands", "data": str(official), "length": 100, "half_rate": True},
+        {"name": model, "d_model": 8, "num_layers": 1},
+        {"steps": 2, "batch_size": 20},
     )
-    (run,) = expand("speech/test", config, Resolver(TASKS, MODELS))
     trainer = Trainer(run, torch.device("cpu"))
     rows = trainer().rows
     found = {row["slice"]: row["value"] for row in rows if (row["split"], row["metric"]) == ("test", "loss")}

@@ -5,12 +5,6 @@ import torch
 
 from subquad.kernels.attention import attention_step
 from subquad.kernels.attention.reference import attention_step_reference
-from subquad.kernels.h3_inner import h3_inner_step
-from subquad.kernels.h3_inner import workloads as h3_workloads
-from subquad.kernels.h3_inner.reference import h3_inner_step_reference
-from subquad.kernels.mamba_inner import mamba_inner_step
-from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
-from subquad.kernels.mamba_inner.workloads import KEEP, make_inputs, with_state
 from subquad.kernels.skinny_linear import Norm, skinny_linear
 from subquad.kernels.skinny_linear.reference import skinny_linear_reference
 from subquad.models import MODELS
@@ -55,18 +49,6 @@ def test_linear_maps_equal_the_map_as_written(rows, width, outputs, form):
         device="cuda",
         reference_device="cuda",
         grad=False,
-    )
-
-
-@pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("rows", [*ROWS, 80])
-@pytest.mark.parametrize(("width", "states", "rank"), [(4096, 16, 128), (1536, 16, 48), (200, 5, 7)])
-def test_the_inner_step_of_mamba_equals_the_step_as_written(rows, width, states, rank):
-    shape = {"B": rows, "D": width, "N": states, "R": rank}
-    inputs = make_inputs(shape, torch.float64, torch.Generator().manual_seed(rank))
-    step = with_state(lambda **given: mamba_inner_step(**given, backend="triton"))
-    assert_matches_reference(
-        step, mamba_inner_step_reference, inputs, dtype=torch.bfloat16, keep=KEEP, device="cuda", grad=False
     )
 
 
@@ -165,13 +147,3 @@ def test_512_steps_of_a_model_in_bfloat16_equal_the_parallel_pass(name, rows):
     granted = (parallel - exact).square().mean().sqrt()
     # the residual stream of a step has the dtype of the embedding, that of the parallel pass float32
     assert (steps - exact).square().mean().sqrt() < 2 * granted + 2**-8 * exact.square().mean().sqrt()
-
-
-@pytest.mark.parametrize("rows", [1, 3, 64])
-def test_the_inner_step_of_h3_equals_the_step_as_written(rows):
-    shape = {"B": rows, "D": 300, "M": 64, "N": 32}
-    inputs = h3_workloads.make_inputs(shape, torch.float64, torch.Generator().manual_seed(rows))
-    step = h3_workloads.with_state(lambda **given: h3_inner_step(**given, backend="triton"))
-    assert_matches_reference(
-        step, h3_inner_step_reference, inputs, dtype=torch.bfloat16, keep=h3_workloads.KEEP, device="cuda", grad=False
-    )

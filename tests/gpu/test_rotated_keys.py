@@ -5,22 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from subquad.kernels.rotated_keys.reference import rotated_keys_reference
-from subquad.kernels.rotated_keys.workloads import KEEP
-from subquad.suite.laws.accuracy import assert_matches_reference
 from tests.gpu.real_sizes import assert_equals_plain_pytorch
 from tests.kernels.test_rotated_keys import TORCH, TRITON, make_inputs
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "sizes", [(2, 300, 16, 128, 32), (3, 70, 5, 64, 16), (1, 130, 3, 37, 9), (70, 1, 2, 16, 8), (1, 5, 70, 16, 4)]
-)
-def test_the_kernel_equals_the_equations_in_double_precision(sizes, dtype):
-    inputs = make_inputs(*sizes)
-    assert_matches_reference(TRITON, rotated_keys_reference, inputs, dtype=dtype, keep=KEEP, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,11 +16,6 @@ def inputs(rows, width, taps, states, *, dtype=torch.float64, seed=3):
     return make_inputs(shape, dtype, torch.Generator().manual_seed(seed))
 
 
-def test_plain_pytorch_is_exact_in_double_precision():
-    step = with_state(lambda **given: h3_inner_step(**given, backend="torch"))
-    assert_matches_reference(step, h3_inner_step_reference, inputs(2, 12, 4, 3), dtype=torch.float64, grad=False)
-
-
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_shared_eigenvalues_a_trained_B_another_rate_and_views(backend):
     given = inputs(2, 12, 4, 3)

@@ -79,12 +79,6 @@ def test_views_are_read_and_a_state_with_any_strides_is_updated_in_place(backend
     assert_matches_reference(of_views, exact, {"streams": streams, **given}, device=DEVICE, grad=False)
 
 
-def test_plain_pytorch_is_exact_in_double_precision():
-    step = with_state(partial(lti_ssm_step, backend="torch"))
-    given = inputs(2, 12, 3) | gates(2, 12)
-    assert_matches_reference(step, lti_ssm_step_reference, given, dtype=torch.float64, grad=False)
-
-
 @pytest.mark.parametrize("tile", [Tuning(1, 4, 1), Tuning(4, 2, 2), Tuning(2, 16, 4)])
 def test_every_tile_gives_the_same_result(tile):
     given = inputs(5, 11, 3) | gates(5, 11)

@@ -16,11 +16,6 @@ def inputs(rows, width, states, rank, *, dtype=torch.float64, seed=3):
     return make_inputs(shape, dtype, torch.Generator().manual_seed(seed))
 
 
-def test_plain_pytorch_is_exact_in_double_precision():
-    step = with_state(lambda **given: mamba_inner_step(**given, backend="torch"))
-    assert_matches_reference(step, mamba_inner_step_reference, inputs(2, 12, 4, 3), dtype=torch.float64, grad=False)
-
-
 @pytest.mark.parametrize("taps", [2, 3])
 def test_shorter_filters_and_no_gate(taps):
     given = inputs(2, 24, 4, 3)

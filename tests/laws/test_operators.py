@@ -62,6 +62,12 @@ def test_an_operator_is_accurate_in_float16(name):
     assert not lines, "\n".join(lines)
 
 
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name.endswith("_step")])
+def test_a_step_in_plain_pytorch_is_exact_in_double_precision(name):
+    lines = broken(Operator(load(name), dtypes=(torch.float64,), compiled=False), laws.ACCURACY)
+    assert not lines, "\n".join(lines)
+
+
 def running_mean(x, initial_state=None, return_final_state=False):
     """A leaky sum: y_t = y_{t-1} / 2 + x_t^2."""
     state = x.new_zeros(x.shape[0], x.shape[2]) if initial_state is None else initial_state

@@ -31,9 +31,12 @@ LOADED = [
     "subquad.suite.executors.workers",
     "subquad.suite.training.trainer",
     "torch._dynamo",
+    "pandas",
+    "subquad.suite.executors.frozen",
 ]
 """The server imports these modules, and a process imports by itself what else it needs. Optimizers of torch import
-`torch._dynamo` when they are made, which takes as long as the import of torch itself."""
+`torch._dynamo` when they are made, which takes as long as the import of torch itself, and pyarrow imports pandas when
+it makes a table of rows."""
 
 TRIES = 5
 """`start` tries this many times to start a process, because the server may die meanwhile."""

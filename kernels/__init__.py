@@ -75,6 +75,7 @@ OPERATORS = {
     ),
     "slstm": ("subquad.kernels.slstm.workloads:WORKLOAD", "scalar memory of xLSTM, gates that read the last output"),
     "slstm_step": ("subquad.kernels.slstm.workloads:STEP", "one step of it, state in place"),
+    "squared_relu": ("subquad.kernels.squared_relu.workloads:WORKLOAD", "squared ReLU of RWKV's channel mixing"),
     "ssm_kernel": (
         "subquad.kernels.ssm_kernel.workloads:WORKLOAD",
         "convolution filter of a diagonal state space model",

@@ -58,6 +58,8 @@ from subquad.kernels.skinny_linear import Norm, skinny_linear
 from subquad.kernels.skinny_linear.reference import skinny_linear_reference
 from subquad.kernels.slstm import slstm, slstm_step
 from subquad.kernels.slstm.reference import slstm_reference
+from subquad.kernels.squared_relu import squared_relu
+from subquad.kernels.squared_relu.reference import squared_relu_reference
 from subquad.kernels.ssm_kernel import ssm_kernel
 from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
 from subquad.kernels.swiglu import swiglu
@@ -423,6 +425,12 @@ def _slstm_step(draw: Draw) -> Iterator[Call]:
     inputs = {"x": draw(2, 4, 2, 3), "recurrent": draw(4, 2, 3, 3), "bias": draw(4, 2, 3)}
     inputs["state"] = draw(2, 4, 2, 3, low=1.0, high=2.0)
     yield Call("plain", {"torch": partial(slstm_step, backend="torch")}, inputs, ("state",), False)
+
+
+def _squared_relu(draw: Draw) -> Iterator[Call]:
+    both = _pair(squared_relu, squared_relu_reference)
+    yield Call("plain", both, {"x": draw(3, 5, 8)})
+    yield Call("in front of a linear map", both, {"x": draw(3, 5, 4), "weight": draw(6, 4)})
 
 
 def _swiglu(draw: Draw) -> Iterator[Call]:

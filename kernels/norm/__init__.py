@@ -1,6 +1,6 @@
 """Layer norm, RMS norm and the Euclidean norm over the last axis, with a residual add before and a gate behind.
 
-s = x + residual,   u = act(s)
+s = x + residual,   u = act(s)                        or, with gate_first, u = act(s) * h(gate) and no gate behind
 y = ((u - m) / sqrt(v + eps) * weight + bias + skip_scale skip) * h(gate)
 
 layer: m and v are mean and variance of the D elements of u (Ba et al. 2016, equation 4);   rms: m = 0 and v is the mean
@@ -46,6 +46,7 @@ def norm(
     activation: Literal["silu"] | None = None,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor: ...
@@ -63,6 +64,7 @@ def norm(
     activation: Literal["silu"] | None = None,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> tuple[Tensor, Tensor]: ...
@@ -79,6 +81,7 @@ def norm(
     activation: Literal["silu"] | None = None,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
     out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -86,6 +89,7 @@ def norm(
 
     weight, bias: [H, D] for x [..., H, D] has a row for each head. The bias has the shape of the weight.
     skip, skip_scale: [..., D] and [...], a factor for each row.
+    gate_first: u = act(s) * h(gate) is normalised, and nothing is gated behind, as in Mamba-2.
 
     Returns y, and (y, s) where a residual is given. y has the dtype `out_dtype`, by default that of x; s has the dtype
     to which torch promotes x + residual, so that a residual stream in float32 stays there. Sums and statistics are
@@ -105,7 +109,9 @@ def norm(
 
             options = residual, gate, gate_activation, activation, out_dtype
             with on_device_of(x):
-                return norm_triton(x, weight, bias, kind, eps, *options, skip=skip, skip_scale=skip_scale)
+                return norm_triton(
+                    x, weight, bias, kind, eps, *options, skip=skip, skip_scale=skip_scale, gate_first=gate_first
+                )
     return norm_chunked(
         x,
         weight,
@@ -118,6 +124,7 @@ def norm(
         activation=activation,
         skip=skip,
         skip_scale=skip_scale,
+        gate_first=gate_first,
         out_dtype=out_dtype,
     )
 

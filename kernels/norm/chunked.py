@@ -20,6 +20,7 @@ def norm_chunked(
     activation: str | None = None,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y in `out_dtype` (None: that of x), or (y, x + residual); all between is float32 at least."""
@@ -28,6 +29,11 @@ def norm_chunked(
     u = total.to(wide)
     if activation == "silu":
         u = F.silu(u)
+    if gate is not None:
+        gate = gate.to(wide)
+        if gate_activation != "identity":
+            gate = F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate)
+        u = u * gate if gate_first else u
     # the library's norms multiply by a weight that all rows share, and by no other; on a CPU it needs the dtype of u
     shared = weight.to(wide) if kind != "l2" and weight is not None and weight.ndim == 1 else None
     if kind == "layer":
@@ -42,10 +48,7 @@ def norm_chunked(
         y = y + bias
     if skip is not None and skip_scale is not None:
         y = y + skip_scale.to(wide).unsqueeze(-1) * skip.to(wide)
-    if gate is not None:
-        gate = gate.to(wide)
-        if gate_activation != "identity":
-            gate = F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate)
+    if gate is not None and not gate_first:
         y = y * gate
     y = y.to(out_dtype or x.dtype)
     return y if residual is None else (y, total)

@@ -20,6 +20,7 @@ def norm_reference(
     activation: str | None = None,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """y in the dtype of x, or (y, x + residual), computed in the dtypes of the arguments.
 
@@ -27,6 +28,10 @@ def norm_reference(
     """
     total = x if residual is None else x + residual
     u = F.silu(total) if activation == "silu" else total
+    if gate is not None and gate_activation != "identity":
+        gate = F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate)
+    if gate is not None and gate_first:
+        u = u * gate
     if kind == "layer":
         u = u - u.mean(-1, keepdim=True)
     squares = u.square().sum(-1, keepdim=True)
@@ -37,9 +42,7 @@ def norm_reference(
         y = y + bias
     if skip is not None and skip_scale is not None:
         y = y + skip_scale.unsqueeze(-1) * skip
-    if gate is not None:
-        if gate_activation != "identity":
-            gate = F.silu(gate) if gate_activation == "silu" else torch.sigmoid(gate)
+    if gate is not None and not gate_first:
         y = y * gate
     y = y.to(x.dtype)
     return y if residual is None else (y, total)

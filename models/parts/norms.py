@@ -41,8 +41,9 @@ class RMSNorm(nn.RMSNorm):
         *,
         gate_activation: GateActivation = "silu",
         activation: Literal["silu"] | None = None,
+        gate_first: bool = False,
     ) -> Tensor:
-        """The norm of act(x), times silu(gate) or sigmoid(gate), rounded once.
+        """The norm of act(x), times silu(gate) or sigmoid(gate), rounded once; `gate_first`: the norm of the product.
 
         The result has the dtype of the matrix product that reads it.
         """
@@ -54,6 +55,7 @@ class RMSNorm(nn.RMSNorm):
             gate=gate,
             gate_activation=gate_activation,
             activation=activation,
+            gate_first=gate_first,
             out_dtype=autocast_dtype(x),
         )
 

@@ -33,12 +33,14 @@ def in_small_tiles(
     gate=None,
     gate_activation="silu",
     activation=None,
+    gate_first=False,
     out_dtype=None,
     tuning=SMALL_TILES,
 ):
     """The kernels with small tiles and few programs, so that short inputs have several of both."""
     out_dtype = out_dtype or x.dtype
-    return norm_triton(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, out_dtype, tuning)
+    options = gate_activation, activation, out_dtype, tuning
+    return norm_triton(x, weight, bias, kind, eps, residual, gate, *options, gate_first=gate_first)
 
 
 def make_inputs(
@@ -53,6 +55,7 @@ def make_inputs(
     by_head=False,
     gate_activation="silu",
     activation=None,
+    gate_first=False,
 ):
     """by_head: weight and bias are [H, V], where H is the last of `rows` and V the width."""
     own = rows[-1:] if by_head else ()
@@ -70,7 +73,7 @@ def make_inputs(
         inputs["residual"] = randn(*rows, width)
     if gate:
         inputs["gate"] = randn(*rows, width)
-        inputs["gate_activation"] = gate_activation
+        inputs |= {"gate_activation": gate_activation, "gate_first": gate_first}
     return inputs
 
 
@@ -96,6 +99,15 @@ CASES = {
         "activation": "silu",
     },
     "length one by head": {"kind": "l2", "by_head": True, "bias": True, "rows": (7, 2), "residual": False},
+    "gate before": {"residual": False, "gate": True, "gate_first": True},
+    "everything, gate before": {"kind": "layer", "gate": True, "activation": "silu", "gate_first": True},
+    "length one, sigmoid gate before": {
+        "kind": "l2",
+        "gate": True,
+        "gate_activation": "sigmoid",
+        "gate_first": True,
+        "residual": False,
+    },
     "silu before": {"residual": False, "activation": "silu"},
     "everything": {"kind": "layer", "gate": True, "activation": "silu"},
     "layer without bias": {"kind": "layer", "bias": False},

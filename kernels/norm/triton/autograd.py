@@ -33,11 +33,13 @@ class Norm(OnceDifferentiable):
         activation: str | None,
         out_dtype: torch.dtype,
         tuning: Tuning,
+        gate_first: bool,
     ) -> tuple[Tensor, Tensor | None]:
         options = kind, eps, gate_activation, activation, out_dtype, tuning
-        y, values = norm_fwd(x, residual, weight, bias, gate, *options, skip, skip_scale)
+        y, values = norm_fwd(x, residual, weight, bias, gate, *options, skip, skip_scale, gate_first)
         save(ctx, *values, weight, bias, gate, skip, skip_scale)
         ctx.kind, ctx.gate_activation, ctx.activation, ctx.tuning = kind, gate_activation, activation, tuning
+        ctx.gate_first = gate_first
         ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
         return y, None if residual is None else values.total
@@ -62,8 +64,9 @@ class Norm(OnceDifferentiable):
             ctx.tuning,
             skip,
             skip_scale,
+            ctx.gate_first,
         )
-        return *gradients, None, None, None, None, None, None
+        return *gradients, None, None, None, None, None, None, None
 
 
 def norm_triton(
@@ -80,6 +83,7 @@ def norm_triton(
     tuning: Tuning = TUNING,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
 ) -> Any:
     """y, or (y, x + residual), for arguments whose shapes were checked."""
     gate, _ = gate_rows(gate)
@@ -87,7 +91,7 @@ def norm_triton(
     skips = dense(skip), dense(skip_scale)
     options = kind, eps, gate_activation, activation, out_dtype, tuning
     if needs_gradient(*tensors, *skips):
-        y, total = Norm.apply(*tensors, *skips, *options)
+        y, total = Norm.apply(*tensors, *skips, *options, gate_first)
     else:
-        y, (total, _, _) = norm_fwd(*tensors, *options, *skips)
+        y, (total, _, _) = norm_fwd(*tensors, *options, *skips, gate_first)
     return y if residual is None else (y, total)

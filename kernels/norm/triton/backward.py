@@ -9,6 +9,8 @@ or the identity:
                                                                       kind l2, the sum in place of the mean)
     ds = du act'(s) + the gradient of the sum s,   dx = dresidual = ds
 
+Where the gate comes first, u = act(s) h(gate), dn = dy, dgate = du act(s) h'(gate), and ds has du h(gate) for du.
+
 Where weight and bias are [H, D], each of their rows is summed over the rows of x that belong to its head.
 """
 
@@ -69,6 +71,7 @@ def _norm_bwd_kernel(
     LAYER: tl.constexpr,
     L2: tl.constexpr,
     SILU: tl.constexpr,
+    FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -109,6 +112,17 @@ def _norm_bwd_kernel(
         if SILU:
             b_sigmoid = tl.sigmoid(b_s)
             b_hat = b_s * b_sigmoid
+        if gate is not None:
+            o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
+            b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
+            b_slope = 1.0
+            if not PLAIN_GATE:
+                b_open = tl.sigmoid(b_g)
+                b_slope = b_open * (1.0 - b_open if SIGMOID else 1.0 + b_g * (1.0 - b_open))
+                b_g = b_open if SIGMOID else b_g * b_open
+            if FIRST:
+                b_slope *= b_hat
+                b_hat *= b_g
         if LAYER:
             b_hat -= tl.load(mean + o_r, mask=m_r, other=0.0)[:, None]
         b_hat *= b_scale
@@ -116,17 +130,10 @@ def _norm_bwd_kernel(
         if skip is not None:
             b_skip = tl.load(skip + o, mask=m, other=0.0).to(tl.float32)
             b_skip_scale = tl.load(skip_scale + o_r, mask=m_r, other=0.0).to(tl.float32)[:, None]
-        if gate is not None:
-            o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
-            b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
-            b_dgate = b_dn * (b_hat * b_weight + b_bias + b_skip * b_skip_scale)
-            if PLAIN_GATE:
-                b_dn *= b_g
-            else:
-                b_open = tl.sigmoid(b_g)
-                b_dgate *= b_open * (1.0 - b_open if SIGMOID else 1.0 + b_g * (1.0 - b_open))
-                b_dn *= b_open if SIGMOID else b_g * b_open
+        if gate is not None and not FIRST:
+            b_dgate = b_dn * (b_hat * b_weight + b_bias + b_skip * b_skip_scale) * b_slope
             tl.store(dgate + o, b_dgate.to(dgate.dtype.element_ty), mask=m)
+            b_dn *= b_g
         if skip is not None:
             tl.store(dskip + o, (b_dn * b_skip_scale).to(dskip.dtype.element_ty), mask=m)
             b_along = tl.sum(b_dn * b_skip, 1)
@@ -143,6 +150,9 @@ def _norm_bwd_kernel(
         if LAYER:
             b_ds -= (tl.sum(b_w, 1) / D)[:, None]
         b_ds *= b_scale
+        if gate is not None and FIRST:
+            tl.store(dgate + o, (b_ds * b_slope).to(dgate.dtype.element_ty), mask=m)
+            b_ds *= b_g
         if SILU:
             b_ds *= b_sigmoid * (1.0 + b_s * (1.0 - b_sigmoid))
         if dtotal is not None:
@@ -173,6 +183,7 @@ def norm_bwd(
     tuning: Tuning = TUNING,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, residual, weight, bias, gate, skip and skip_scale, from those of y and of the sum (or None).
 
@@ -226,6 +237,7 @@ def norm_bwd(
         LAYER=kind == "layer",
         L2=kind == "l2",
         SILU=activation == "silu",
+        FIRST=gate_first,
         ROWS=plan.rows,
         BLOCK_H=plan.block_h,
         BLOCK_D=plan.block_d,

@@ -89,6 +89,7 @@ def _norm_fwd_kernel(
     LAYER: tl.constexpr,
     L2: tl.constexpr,
     SILU: tl.constexpr,
+    FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
@@ -107,6 +108,13 @@ def _norm_fwd_kernel(
         b_u = b_total.to(tl.float32)
     if SILU:
         b_u = _silu(b_u)
+    if gate is not None:
+        o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
+        b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
+        if not PLAIN_GATE:
+            b_g = tl.sigmoid(b_g) if SIGMOID else _silu(b_g)
+        if FIRST:
+            b_u *= b_g
     if LAYER:
         b_mean = tl.sum(b_u, 1) / D
         tl.store(mean + o_r, b_mean, mask=m_r)
@@ -124,13 +132,8 @@ def _norm_fwd_kernel(
     if skip is not None:
         b_skip = tl.load(skip + o, mask=m, other=0.0).to(tl.float32)
         b_y += b_skip * tl.load(skip_scale + o_r, mask=m_r, other=0.0).to(tl.float32)[:, None]
-    if gate is not None:
-        o_g = (o_r // GATE_HEADS) * gate_outer + (o_r % GATE_HEADS) * gate_inner
-        b_g = tl.load(gate + o_g[:, None] + o_d[None, :], mask=m, other=0.0).to(tl.float32)
-        if PLAIN_GATE:
-            b_y *= b_g
-        else:
-            b_y *= tl.sigmoid(b_g) if SIGMOID else _silu(b_g)
+    if gate is not None and not FIRST:
+        b_y *= b_g
     tl.store(y + o, b_y.to(y.dtype.element_ty), mask=m)
 
 
@@ -157,6 +160,7 @@ def norm_fwd(
     tuning: Tuning = TUNING,
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
+    gate_first: bool = False,
 ) -> tuple[Tensor, Statistics]:
     """y and the statistics. All tensors are contiguous, but the gate is as `gate_rows` gives it."""
     width = x.shape[-1]
@@ -195,6 +199,7 @@ def norm_fwd(
         LAYER=kind == "layer",
         L2=kind == "l2",
         SILU=activation == "silu",
+        FIRST=gate_first,
         ROWS=plan.rows,
         BLOCK_D=plan.block_d,
         **plan.options.keywords(),

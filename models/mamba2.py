@@ -5,8 +5,7 @@
     W_out norm(y * silu(z))
 
 with E the option `expand`, a > 0 and D one number a head, and B and C shared by all heads. S [N, P] is the state of
-gated linear attention with one group of queries C and keys B, values dt x and a decay of the head, and runs on its
-kernels.
+`ssd` with one group of queries C and keys B and the weights dt, and a step of it is gated linear attention's.
 
 Source: Dao & Gu 2024 (arXiv 2405.21060), section 7.1 and listing 1; what the text leaves open (a uniform in [1, 16],
 the initialisation of dt, biases, one RMS norm over all E D channels behind the gate) is as in the authors' code
@@ -18,12 +17,15 @@ Departures: there is one group of heads, the default of the code; step sizes hav
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.kernels.gated_linear_attention import gated_linear_attention_step
+from subquad.kernels.ssd import ssd
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
@@ -32,6 +34,7 @@ from subquad.models.parts.linear import ResidualLinear, split_linear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm
 from subquad.models.parts.options import require_divides
+from subquad.models.parts.recompute import Recomputing, spares
 from subquad.models.parts.step import step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
 from subquad.suite.bounds import Factor, Positive, Width
@@ -43,7 +46,7 @@ State = tuple[Tensor, Tensor]
 class Mamba2(FusedStepMixer):
     """The mixer. Its state: the last inputs of the convolution [B, E D + 2 N, W - 1], then S [B, H, N, P]."""
 
-    operator = staticmethod(gated_linear_attention)
+    operator = staticmethod(ssd)
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
@@ -51,6 +54,7 @@ class Mamba2(FusedStepMixer):
         self.head_dim, self.d_state = config.head_size, config.d_state
         self.num_heads = width // self.head_dim
         self.dt_min, self.dt_max = config.dt_min, config.dt_max
+        self.recompute, self.num_layers = config.recompute, config.num_layers
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         convolved = width + 2 * config.d_state
         self.sizes = (width, convolved, self.num_heads)
@@ -77,7 +81,7 @@ class Mamba2(FusedStepMixer):
         self.D.fill_(1.0)
 
     def _heads(self, convolved: Tensor, dt: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """x, C, B, dt x and log-decays, from the convolved channels and the raw step sizes.
+        """x, C, B, dt and log-decays, from the convolved channels and the raw step sizes.
 
         They are [..., H, ...], but C and B [..., 1, N], which all heads share.
         """
@@ -85,20 +89,33 @@ class Mamba2(FusedStepMixer):
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
         log_decay = -dt * rate_of(self.log_A)
-        return x, C.unsqueeze(-2), B.unsqueeze(-2), (dt.unsqueeze(-1) * x).to(x.dtype), log_decay
-
-    def _output(self, o: Tensor, x: Tensor, z: Tensor, residual: Tensor | None = None) -> Tensor:
-        y = (o + self.D.to(x.dtype).unsqueeze(-1) * x).flatten(-2) * F.silu(z)
-        return step_linear(self.out, y, norm=self.norm, residual=residual)
+        return x, C.unsqueeze(-2), B.unsqueeze(-2), dt, log_decay
 
     def forward(self, u: Tensor) -> Tensor:
         z, inputs, dt = split_linear(self.in_proj, u, self.sizes)
-        convolved = causal_conv1d(inputs, self.conv_weight, self.conv_bias, activation="silu")
-        assert isinstance(convolved, Tensor)
-        x, q, k, v, log_decay = self._heads(convolved, dt)
-        o = self.operator(q, k, v, log_decay, scale=1.0)
-        assert isinstance(o, Tensor)
-        return self._output(o, x, z)
+
+        def convolve() -> Tensor:
+            convolved = causal_conv1d(inputs, self.conv_weight, self.conv_bias, activation="silu")
+            assert isinstance(convolved, Tensor)
+            return convolved
+
+        # without `keep` the operator keeps what it reads and its states, and the last map its input
+        num_bytes = self.num_layers * (2 * inputs.numel() + z.numel()) * z.element_size()
+        if not spares(self.recompute, num_bytes, u):
+            return self.out(self._normed(self._read(convolve(), dt), z))
+        with Recomputing() as keep:
+            o = self._read(keep(convolve), dt, recompute=True)
+            return self.out(keep(partial(self._normed, o, z)))
+
+    def _read(self, convolved: Tensor, dt: Tensor, *, recompute: bool = False) -> Tensor:
+        """y [B, T, E D] before the gate."""
+        x, q, k, dt, log_decay = self._heads(convolved, dt)
+        y = self.operator(q, k, x, log_decay, dt, skip=self.D, recompute=recompute)
+        assert isinstance(y, Tensor)
+        return y.flatten(-2)
+
+    def _normed(self, y: Tensor, z: Tensor) -> Tensor:
+        return self.norm.before_product(y, z, gate_first=True)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.conv_weight)
@@ -110,19 +127,21 @@ class Mamba2(FusedStepMixer):
         window, before = state
         z, inputs, dt = step_linear(self.in_proj, x_t, norm=norm).split(self.sizes, dim=-1)
         convolved = causal_conv1d_step(inputs, self.conv_weight, self.conv_bias, window, activation="silu")
-        x, q, k, v, log_decay = self._heads(convolved, dt)
+        x, q, k, dt, log_decay = self._heads(convolved, dt)
+        v = (dt.unsqueeze(-1) * x).to(x.dtype)
         o, after = gated_linear_attention_step(q, k, v, log_decay, before, scale=1.0, in_place=True)
-        return self._output(o, x, z, residual), (window, after)
+        y = (o + self.D.to(x.dtype).unsqueeze(-1) * x).flatten(-2) * F.silu(z)
+        return step_linear(self.out, y, norm=self.norm, residual=residual), (window, after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         z, inputs, dt = split_linear(self.in_proj, x, self.sizes)
         convolved, window = causal_conv1d(
             blank(inputs, padding), self.conv_weight, self.conv_bias, activation="silu", return_final_state=True
         )
-        x, q, k, v, log_decay = self._heads(convolved, dt)
+        x, q, k, dt, log_decay = self._heads(convolved, dt)
         # the convolution of padding is its bias
-        o, after = self.operator(q, blank(k, padding), v, log_decay, scale=1.0, return_final_state=True)
-        return self._output(o, x, z), (window.to(state[0].dtype), after)
+        y, after = self.operator(q, blank(k, padding), x, log_decay, dt, skip=self.D, return_final_state=True)
+        return self.out(self._normed(y.flatten(-2), z)), (window.to(state[0].dtype), after)
 
     def state_size(self, length: int) -> int:
         window = self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)

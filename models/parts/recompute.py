@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,9 +49,9 @@ class _Recipe:
         self.num_uses = self.num_left = 0
         self.value: Tensor | None = None
 
-    def packed(self, x: Tensor) -> tuple[_Recipe, torch.Size]:
+    def packed(self, x: Tensor) -> Packed:
         self.num_uses += 1
-        return self, x.shape
+        return Packed(self, x.shape, x.stride(), int(x.storage_offset()))
 
     def take(self) -> Tensor:
         if self.value is None:
@@ -66,6 +66,15 @@ class _Recipe:
         return value
 
 
+class Packed(NamedTuple):
+    """A saved tensor that is the result of a recipe, or a part of it: its place in the memory of the result."""
+
+    recipe: _Recipe
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
 class Recomputing:
     """A context in which operations keep, of results made by `keep(make)`, only how to make them.
 
@@ -73,11 +82,11 @@ class Recomputing:
             y = expensive(keep(lambda: cheap(x)))
 
     `make` is called now and again in the backward pass, there without a gradient; tensors that it closes over stay in
-    memory. The results must be contiguous, and must live until the context ends.
+    memory. The results must be contiguous, and must live until the context ends. Views of them are not kept either.
     """
 
     def __init__(self) -> None:
-        self._recipes: dict[int, tuple[_Recipe, int]] = {}
+        self._recipes: dict[int, _Recipe] = {}
         self._hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> Callable[[Callable[[], Tensor]], Tensor]:
@@ -92,23 +101,22 @@ class Recomputing:
 
     def _keep(self, make: Callable[[], Tensor]) -> Tensor:
         result = make()
-        if result.is_contiguous():
-            self._recipes[result.data_ptr()] = _Recipe(make, result.device.type), result.numel()
+        memory = result.untyped_storage()
+        # a result that is part of another tensor shares its memory with what `make` does not give
+        if result.is_contiguous() and memory.nbytes() == result.numel() * result.element_size():
+            self._recipes[memory.data_ptr()] = _Recipe(make, result.device.type)
         return result
 
     def _pack(self, x: Tensor) -> Any:
-        recipe, size = self._recipes.get(x.data_ptr(), (None, 0))
-        # a linear map keeps its input with the axes before the last one flattened
-        if recipe is None or x.numel() != size or not x.is_contiguous():
-            return x
-        return recipe.packed(x)
+        recipe = self._recipes.get(x.untyped_storage().data_ptr())
+        return x if recipe is None else recipe.packed(x)
 
     @staticmethod
     def _unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        recipe, shape = packed
-        return recipe.take().view(shape)
+        recipe, *place = packed
+        return recipe.take().as_strided(*place)
 
 
 def at_once(make: Callable[[], Tensor]) -> Tensor:

@@ -382,6 +382,12 @@ REFUSED = {
         ("theta must be [2, 20, 3, R] with 1 <= R <= 4, half of N, got [2, 20, 3, 5]", {"theta": ones(2, 20, 3, 5)}),
         ("later must be [2, 20, 3] to go with B, got [2, 20, 1]", {"later": one(2)}),
     ],
+    "ssd": [
+        ("k must be [2, 70, 1, 16] to go with q and v, got [2, 70, 1, 15]", {"k": less(3)}),
+        ("write must be [2, 70, 4] to go with q and v, got [2, 70, 3]", {"write": less(2)}),
+        ("skip must be [4] to go with q and v, got [1]", {"skip": one(0)}),
+        ("the heads of q must divide those of v, got 3 and 4", {"q": ones(2, 70, 3, 16), "k": ones(2, 70, 3, 16)}),
+    ],
     "rwkv6_inputs": [
         ("r must be [B, T >= 1, D] with at least one element, got [7, 15]", {"r": lambda x: x[0]}),
         ("w must be [3, 7, 15] to go with r, got [3, 1, 15]", {"w": one(1)}),
@@ -444,7 +450,6 @@ REFUSED = {
         ("C must be [3, 4] to go with A and dt", {"C": one(0)}),
         BACKEND,
     ],
-    "squared_relu": [("x must be [..., F] with at least one element", {"x": none_of(1)})],
     "swiglu": [("x must be [..., 2 F] with at least one element, got [5, 39]", {"x": less(1)})],
     "token_shift": [
         ("x must be [B, T >= 1, D] with at least one element, got [19, 6]", {"x": lambda x: x[0]}),

@@ -58,8 +58,8 @@ from subquad.kernels.skinny_linear import Norm, skinny_linear
 from subquad.kernels.skinny_linear.reference import skinny_linear_reference
 from subquad.kernels.slstm import slstm, slstm_step
 from subquad.kernels.slstm.reference import slstm_reference
-from subquad.kernels.squared_relu import squared_relu
-from subquad.kernels.squared_relu.reference import squared_relu_reference
+from subquad.kernels.ssd import ssd
+from subquad.kernels.ssd.reference import ssd_reference
 from subquad.kernels.ssm_kernel import ssm_kernel
 from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
 from subquad.kernels.swiglu import swiglu
@@ -312,6 +312,7 @@ def _norm(draw: Draw) -> Iterator[Call]:
     yield Call("layer", both, {"x": x, "weight": weight, "bias": bias, "kind": "layer", "residual": residual})
     yield Call("rms", both, {"x": x, "weight": weight, "residual": residual})
     yield Call("gated", both, {"x": x, "weight": weight, "gate": gate, "activation": "silu", "eps": 1e-2})
+    yield Call("gated first", both, {"x": x, "weight": weight, "gate": gate, "gate_first": True})
     heads = {"weight": draw(5, 8), "bias": draw(5, 8), "kind": "layer"}
     yield Call("heads, sigmoid gate", both, {"x": x, **heads, "gate": gate, "gate_activation": "sigmoid"})
     added = {"gate": gate, "gate_activation": "identity", "skip": draw(2, 5, 8), "skip_scale": draw(2, 5)}
@@ -333,6 +334,14 @@ def _rotated_keys(draw: Draw) -> Iterator[Call]:
     inputs |= {"theta": draw(2, 5, 3, 2, low=-6.0, high=6.0), "now": draw(2, 5, 3), "later": draw(2, 5, 3)}
     inputs["log_decay"] = draw(2, 5, 3, low=-2.0, high=-0.1)
     yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
+
+
+def _ssd(draw: Draw) -> Iterator[Call]:
+    both = _pair(partial(ssd, return_final_state=True), partial(ssd_reference, return_final_state=True))
+    inputs = {"q": draw(2, 70, 2, 5), "k": draw(2, 70, 2, 5), "v": draw(2, 70, 4, 3)}
+    inputs |= {"log_decay": draw(2, 70, 4, low=-0.5, high=-0.01), "write": draw(2, 70, 4, low=0.1, high=0.9)}
+    yield Call("one weight", both, inputs)
+    yield Call("two weights", both, inputs | {"own": draw(2, 70, 4, low=0.1, high=0.9), "skip": draw(4)})
 
 
 def _rwkv6_inputs(draw: Draw) -> Iterator[Call]:
@@ -425,12 +434,6 @@ def _slstm_step(draw: Draw) -> Iterator[Call]:
     inputs = {"x": draw(2, 4, 2, 3), "recurrent": draw(4, 2, 3, 3), "bias": draw(4, 2, 3)}
     inputs["state"] = draw(2, 4, 2, 3, low=1.0, high=2.0)
     yield Call("plain", {"torch": partial(slstm_step, backend="torch")}, inputs, ("state",), False)
-
-
-def _squared_relu(draw: Draw) -> Iterator[Call]:
-    both = _pair(squared_relu, squared_relu_reference)
-    yield Call("plain", both, {"x": draw(3, 5, 8)})
-    yield Call("in front of a linear map", both, {"x": draw(3, 5, 4), "weight": draw(6, 4)})
 
 
 def _swiglu(draw: Draw) -> Iterator[Call]:

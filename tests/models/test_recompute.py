@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
+from importlib import import_module
 
 import pytest
 import torch
 
+from subquad.kernels.ssd import ssd
 from subquad.models import MODELS, mamba
 from subquad.models.attention import AttentionConfig
 from subquad.models.gsa import GSAConfig
@@ -84,6 +87,45 @@ def test_mamba_keeps_neither_the_convolved_input_nor_the_step_sizes(monkeypatch,
     y = layer(torch.randn(2, 40, 16))
     assert [x() for x in alive] == [None, None]
     y.sum().backward()
+
+
+def test_a_part_of_a_result_is_not_kept_either():
+    x = torch.randn(4, 6, requires_grad=True)
+    with Recomputing() as keep:
+        y = keep(lambda: x.sin())
+        alive = weakref.ref(y)
+        left, right = y.split((2, 4), dim=1)
+        z = (left * left).sum() + (right[:, ::2] * right[:, 1::2]).sum()
+        del y, left, right
+    assert alive() is None
+    (found,) = torch.autograd.grad(z, x)
+    y = x.sin()
+    assert torch.equal(found, torch.autograd.grad((y[:, :2] ** 2).sum() + (y[:, 2::2] * y[:, 3::2]).sum(), x)[0])
+
+
+def test_a_result_inside_another_tensor_is_kept():
+    """Its memory holds what the recipe does not give."""
+    x = torch.randn(4, 6, requires_grad=True)
+    with Recomputing() as keep:
+        whole = x.sin()
+        part = keep(lambda: whole[:2])
+        z = (part * part).sum() + (whole[2:] * whole[2:]).sum()
+    assert torch.equal(torch.autograd.grad(z, x)[0], torch.autograd.grad(x.sin().square().sum(), x)[0])
+
+
+@pytest.mark.parametrize("name", ["mamba2"])
+def test_mamba_2_gives_the_same_bits_where_it_computes_again(name, monkeypatch):
+    """On the kernels, whose backward pass then makes states and scores anew."""
+    pytest.importorskip("triton")
+    layer = MODELS.load(name)(d_model=16, num_layers=1, d_state=16, head_dim=16).mixer(0, TOKENS)
+    layer.operator = partial(ssd, backend="triton")
+    u = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    results = []
+    for answer in (False, True):
+        monkeypatch.setattr(import_module(f"subquad.models.{name}"), "spares", lambda *_, answer=answer: answer)
+        y = layer(u)
+        results.append([y, *torch.autograd.grad(y.square().sum(), [u, *layer.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("name", ["mamba", "gsa", "h3", "transformer++"])

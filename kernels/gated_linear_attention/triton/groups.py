@@ -2,7 +2,7 @@
 
 Without decays of channels, q_in = q exp(P) and k_out = k exp(R) are rows of q and k times factors of a head, so neither
 is written: the factors [B, H, T] multiply rows of products instead. The scores of a group have no decays, which
-`_read_kernel` and `_group_grads_kernel` apply to a tile of them.
+`group_reads` and `_group_grads_kernel` apply to a tile of them.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -21,6 +21,7 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     head_prefix_suffix,
     load_head_decays,
 )
+from subquad.kernels.gated_linear_attention.triton.group_reads import NO_WEIGHTS, Weights, load_row
 from subquad.kernels.gated_linear_attention.triton.plan import (
     HEAD,
     Plan,
@@ -46,6 +47,7 @@ def _group_scores_kernel(
     q,
     k,
     g,
+    write,
     scores,
     log_decay,
     q_in,
@@ -64,6 +66,9 @@ def _group_scores_kernel(
     g_stride_b,
     g_stride_t,
     g_stride_h,
+    write_stride_b,
+    write_stride_t,
+    write_stride_h,
     H: tl.constexpr,
     K: tl.constexpr,
     C: tl.constexpr,
@@ -73,7 +78,8 @@ def _group_scores_kernel(
 ):
     """For one chunk of a group: its scores scale q k^T [C, C], and with a decay what other kernels need of its heads.
 
-    log_decay is g with adjacent positions, q_in = scale exp(P), k_out = exp(R), all [B, H, T]; decay = exp(P_C).
+    log_decay is g with adjacent positions, q_in = scale exp(P), k_out = exp(R) w, all [B, H, T]; decay = exp(P_C). w is
+    1 where `write` is None.
     """
     G: tl.constexpr = H // GROUP
     i_t, i_bg = tl.program_id(0) % num_t, (tl.program_id(0) // num_t).to(tl.int64)
@@ -101,13 +107,22 @@ def _group_scores_kernel(
             o_row = (i_b * H + i_h) * T + o_t
             tl.store(log_decay + o_row, b_g, mask=m_t)
             tl.store(q_in + o_row, exponential(b_prefix, PRECISION) * scale, mask=m_t)
-            tl.store(k_out + o_row, exponential(b_suffix, PRECISION), mask=m_t)
+            b_out = exponential(b_suffix, PRECISION)
+            if write is not None:
+                b_out *= load_row(write + i_b * write_stride_b + i_h * write_stride_h, write_stride_t, o_t, end)
+            tl.store(k_out + o_row, b_out, mask=m_t)
             tl.store(decay + (i_b * H + i_h) * num_t + i_t, exponential(tl.sum(b_g, 0), PRECISION))
 
 
 @planned
 def _group_scores_plan(
-    plan: Plan, heads: int, shape: tuple[int, ...], q: Strides, k: Strides, g: Strides | None
+    plan: Plan,
+    heads: int,
+    shape: tuple[int, ...],
+    q: Strides,
+    k: Strides,
+    g: Strides | None,
+    write: Strides | None,
 ) -> LaunchPlan:
     batch, length, groups, key_dim = shape
     tile, num_chunks = plan.tuning.groups, plan.num_chunks(length)
@@ -116,7 +131,7 @@ def _group_scores_plan(
         T=length,
         num_t=num_chunks,
         scale=plan.scale,
-        **position_strides(q=q, k=k, g=g),
+        **position_strides(q=q, k=k, g=g, write=write),
         H=heads,
         K=key_dim,
         C=plan.chunk,
@@ -127,8 +142,10 @@ def _group_scores_plan(
     )
 
 
-def gla_group_scores(plan: Plan, q: Tensor, k: Tensor, g: Tensor | None, heads: int) -> ChunkFactors:
-    """Factors of all chunks for q and k [B, T, G, K] and g [B, T, H] or None; see `ChunkFactors`."""
+def gla_group_scores(
+    plan: Plan, q: Tensor, k: Tensor, g: Tensor | None, heads: int, write: Tensor | None = None
+) -> ChunkFactors:
+    """Factors of all chunks for q and k [B, T, G, K], and g and write [B, T, H] or None; see `ChunkFactors`."""
     batch, length, groups, _ = q.shape
     num_chunks = plan.num_chunks(length)
     scores = q.new_empty((batch, length, groups, plan.chunk), dtype=plan.work)
@@ -138,10 +155,11 @@ def gla_group_scores(plan: Plan, q: Tensor, k: Tensor, g: Tensor | None, heads: 
         decay = q.new_empty((batch, heads, num_chunks), dtype=torch.float32)
     launch(
         _group_scores_kernel,
-        _group_scores_plan(plan, heads, q.shape, q.stride(), k.stride(), strides_of(g)),
+        _group_scores_plan(plan, heads, q.shape, q.stride(), k.stride(), strides_of(g), strides_of(write)),
         q=q,
         k=k,
         g=g,
+        write=write,
         scores=scores,
         log_decay=log_decay,
         q_in=q_in,
@@ -158,16 +176,19 @@ def _group_grads_kernel(
     k,
     v,
     log_decay,
+    q_in,
+    k_out,
+    write,
+    own,
     do,
     states,
     dstates,
     dq,
     dk,
-    dg,
     table,
     T,
     num_t,
-    end_v,
+    num_steps,
     scale,
     q_stride_b,
     q_stride_t,
@@ -181,6 +202,12 @@ def _group_grads_kernel(
     do_stride_b,
     do_stride_t,
     do_stride_h,
+    write_stride_b,
+    write_stride_t,
+    write_stride_h,
+    own_stride_b,
+    own_stride_t,
+    own_stride_h,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -192,15 +219,17 @@ def _group_grads_kernel(
     DECAY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dq and dk [C, BK] of one chunk, summed over the heads of a slice of a group, and dg of these heads.
+    """dq and dk [C, BK] of one chunk, summed over the heads of a slice of a group.
 
-    The letters are those of `_grads_kernel`. The pairs of a head are dA_ij exp(D_ij), and since its heads share q and k
-    so are the products of their sum with both. What the pairs within the chunk give to dg_l is the sum of
-    pairs_ij q_i k_j over i >= l and j < l, so dg takes no products of its own.
+    With do_i exp(P_i) scale and v_j w_j exp(R_j) as rows, products with states add up over the heads where they are
+    accumulated. The pairs of a head are dA_ij exp(D_ij) w_j, or n_j where i = j; since its heads share q and k, so are
+    the products of their sum with both. One loop goes over heads and blocks of values, so that all of its loads run
+    ahead. The letters are those of `group_reads`.
 
-    dq and dk are [B, T, SLICES G, K], dg is a sum over channels [B, T, H, K / BK] or None.
+    dq and dk are [B, T, SLICES G, K].
     """
     HEADS: tl.constexpr = GROUP // SLICES
+    NUM_V: tl.constexpr = tl.cdiv(V, BV)
     N: tl.constexpr = H // HEADS
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
@@ -211,65 +240,42 @@ def _group_grads_kernel(
     o_k = i_k * BK + tl.arange(0, BK)
     start, end = chunk_span(table, i_t, T, C)
     o_t = start + o_c
-    m_past = o_c[:, None] > o_c[None, :]
     m_not_after = o_c[:, None] >= o_c[None, :]
-    b_q = load_tile(q + i_b * q_stride_b + i_s // SLICES * q_stride_h, q_stride_t, o_t, o_k, end, K)
-    b_k = load_tile(k + i_b * k_stride_b + i_s // SLICES * k_stride_h, k_stride_t, o_t, o_k, end, K)
-    if dg is not None:
-        b_scores = tl.dot(b_q.to(dtype), tl.trans(b_k.to(dtype)), input_precision=PRECISION)
     b_sum = tl.zeros([C, C], tl.float32)
     b_dq = tl.zeros([C, BK], tl.float32)
     b_dk = tl.zeros([C, BK], tl.float32)
-    for i_h in range(i_s * HEADS, (i_s + 1) * HEADS):
-        p_v = v + i_b * v_stride_b + i_h * v_stride_h
-        p_do = do + i_b * do_stride_b + i_h * do_stride_h
+    for i in range(num_steps):
+        i_h, o_v = i_s * HEADS + i // NUM_V, i % NUM_V * BV + tl.arange(0, BV)
         o_state = ((i_b * H + i_h) * num_t + i_t) * K * V
-        b_pairs = tl.zeros([C, C], tl.float32)
-        b_in = tl.zeros([C, BK], tl.float32)
-        b_out = tl.zeros([C, BK], tl.float32)
-        b_through = tl.zeros([BK], tl.float32)
-        for i_v in range(0, end_v, BV):
-            o_v = i_v + tl.arange(0, BV)
-            b_do = load_tile(p_do, do_stride_t, o_t, o_v, end, V).to(dtype)
-            b_v = load_tile(p_v, v_stride_t, o_t, o_v, end, V).to(dtype)
-            b_state = load_state(states + o_state, o_k, o_v, K, V)
-            b_dstate = load_state(dstates + o_state, o_k, o_v, K, V)
-            b_pairs += tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
-            b_in += tl.dot(b_do, tl.trans(b_state), input_precision=PRECISION)
-            b_out += tl.dot(b_v, tl.trans(b_dstate), input_precision=PRECISION)
-            if dg is not None:
-                b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 1)
-        b_pairs = tl.where(m_not_after, b_pairs * scale, 0.0)
-        b_in *= scale
+        o_head = (i_b * H + i_h) * T
+        b_do = load_tile(do + i_b * do_stride_b + i_h * do_stride_h, do_stride_t, o_t, o_v, end, V).to(dtype)
+        b_v = load_tile(v + i_b * v_stride_b + i_h * v_stride_h, v_stride_t, o_t, o_v, end, V).to(dtype)
+        b_state = load_state(states + o_state, o_k, o_v, K, V)
+        b_dstate = load_state(dstates + o_state, o_k, o_v, K, V)
+        b_pairs = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         if DECAY == HEAD_DECAY:
-            p_g = log_decay + (i_b * H + i_h) * T
-            b_g = load_head_decays(p_g, 1, o_t, o_t < end)
-            b_prefix, b_suffix = head_prefix_suffix(p_g, 1, o_t, o_c, end, C)
-            b_in *= exponential(b_prefix, PRECISION)[:, None]
-            b_out *= exponential(b_suffix, PRECISION)[:, None]
-            b_pairs *= decay_matrix(b_g, b_prefix, o_c, PRECISION)
-            if dg is not None:
-                b_inside = tl.where(m_past, b_pairs * b_scores, 0.0)
-                b_net = tl.sum(b_q.to(tl.float32) * b_in, 1)
-                b_leaving = tl.sum(b_k.to(tl.float32) * b_out, 1)
-                b_dg = tl.zeros([C], tl.float32)
-                if PRECISION == "tf32":
-                    b_net += tl.sum(b_inside, 1) - tl.sum(b_inside, 0)
-                else:
-                    # differences of sums would be visible in float32 (see `_grads_kernel`)
-                    b_before = tl.dot(b_inside, tl.trans(m_past.to(tl.float32)), input_precision=PRECISION)
-                    b_dg += tl.sum(tl.where(m_not_after, b_before, 0.0), 0)
-                b_dg += tl.sum(tl.where(m_not_after, b_net[:, None], 0.0), 0)
-                b_dg += tl.sum(tl.where(m_past, b_leaving[None, :], 0.0), 1)
-                b_dg += tl.sum(b_through, 0) * exponential(tl.sum(b_g, 0), PRECISION)
-                o_row = i_b * T * H + i_h + o_t.to(tl.int64) * H
-                tl.store(dg + o_row * num_k + i_k, b_dg, mask=o_t < end)
+            b_into, b_out_of = load_row(q_in + o_head, 1, o_t, end), load_row(k_out + o_head, 1, o_t, end)
+            b_do = as_operand(b_do.to(tl.float32) * b_into[:, None], dtype, PRECISION)
+            b_v = as_operand(b_v.to(tl.float32) * b_out_of[:, None], dtype, PRECISION)
+            b_g = load_head_decays(log_decay + o_head, 1, o_t, o_t < end)
+            b_decays = decay_matrix(b_g, tl.cumsum(b_g, 0), o_c, PRECISION)
+            if write is not None:
+                p_write = write + i_b * write_stride_b + i_h * write_stride_h
+                b_decays *= load_row(p_write, write_stride_t, o_t, end)[None, :]
+            if own is not None:
+                b_own = load_row(own + i_b * own_stride_b + i_h * own_stride_h, own_stride_t, o_t, end)
+                b_decays = tl.where(o_c[:, None] == o_c[None, :], b_own[None, :], b_decays)
+            b_pairs *= b_decays
+        b_dq += tl.dot(b_do, tl.trans(b_state), input_precision=PRECISION)
+        b_dk += tl.dot(b_v, tl.trans(b_dstate), input_precision=PRECISION)
         b_sum += b_pairs
-        b_dq += b_in
-        b_dk += b_out
-    b_all = as_operand(b_sum, dtype, PRECISION)
-    b_dq += tl.dot(b_all, b_k.to(dtype), input_precision=PRECISION)
-    b_dk += tl.dot(tl.trans(b_all), b_q.to(dtype), input_precision=PRECISION)
+    if DECAY != HEAD_DECAY:
+        b_dq *= scale
+    b_all = as_operand(tl.where(m_not_after, b_sum * scale, 0.0), dtype, PRECISION)
+    b_k = load_tile(k + i_b * k_stride_b + i_s // SLICES * k_stride_h, k_stride_t, o_t, o_k, end, K).to(dtype)
+    b_dq += tl.dot(b_all, b_k, input_precision=PRECISION)
+    b_q = load_tile(q + i_b * q_stride_b + i_s // SLICES * q_stride_h, q_stride_t, o_t, o_k, end, K).to(dtype)
+    b_dk += tl.dot(tl.trans(b_all), b_q, input_precision=PRECISION)
     o_dense = (i_b * T * N + i_s) * K
     store_tile(dq + o_dense, N * K, o_t, o_k, end, K, b_dq)
     store_tile(dk + o_dense, N * K, o_t, o_k, end, K, b_dk)
@@ -280,7 +286,7 @@ def num_slices(plan: Plan, group: int, num_programs: int) -> int:
 
     Without slices there are `num_programs` programs.
     """
-    wanted = min(group, cdiv(plan.tuning.enough_programs, num_programs))
+    wanted = min(group, cdiv(plan.tuning.enough_programs, max(1, num_programs)))
     return next(count for count in range(wanted, group + 1) if group % count == 0)
 
 
@@ -295,6 +301,7 @@ def _group_grads_plan(
     k: Strides,
     v: Strides,
     do: Strides,
+    weights: tuple[tuple[str, Strides | None], ...],
 ) -> LaunchPlan:
     (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
     tile, num_chunks = plan.tuning.groups, plan.num_chunks(length)
@@ -303,9 +310,9 @@ def _group_grads_plan(
         batch * groups * slices * num_chunks * cdiv(key_dim, block_k),
         T=length,
         num_t=num_chunks,
-        end_v=cdiv(value_dim, block_v) * block_v,
+        num_steps=group_size(heads, groups) // slices * cdiv(value_dim, block_v),
         scale=plan.scale,
-        **position_strides(q=q, k=k, v=v, do=do),
+        **position_strides(q=q, k=k, v=v, do=do, **dict(weights)),
         H=heads,
         K=key_dim,
         V=value_dim,
@@ -327,15 +334,15 @@ def gla_group_grads(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Tensor | None,
     do: Tensor,
+    factors: ChunkFactors,
     states: Tensor,
     dstates: Tensor,
     dq_dtype: torch.dtype,
     dk_dtype: torch.dtype,
-    dg_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Gradients of q and k [B, T, G, K], and of g [B, T, H], which is None where it has no dtype."""
+    weights: Weights = NO_WEIGHTS,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q and k [B, T, G, K]."""
     (batch, length, heads, _), (*_, groups, key_dim) = v.shape, q.shape
     num_k = cdiv(key_dim, plan.width(plan.tuning.groups.block_k, key_dim))
     slices = num_slices(plan, heads // groups, batch * groups * plan.num_chunks(length) * num_k)
@@ -344,23 +351,25 @@ def gla_group_grads(
         q.new_empty((batch, length, groups * slices, key_dim), dtype=torch.float32 if slices > 1 else dtype)
         for dtype in (dq_dtype, dk_dtype)
     )
-    dg = None if dg_dtype is None else q.new_empty((batch, length, heads, num_k), dtype=torch.float32)
-    strides = q.stride(), k.stride(), v.stride(), do.stride()
+    strides = q.stride(), k.stride(), v.stride(), do.stride(), weights.strides
     launch(
         _group_grads_kernel,
         _group_grads_plan(plan, kind, slices, v.shape, q.shape, *strides),
         q=q,
         k=k,
         v=v,
-        log_decay=log_decay,
+        log_decay=factors.log_decay,
+        q_in=factors.q_in,
+        k_out=factors.k_out,
+        write=weights.write,
+        own=weights.own,
         do=do,
         states=states,
         dstates=dstates,
         dq=dq,
         dk=dk,
-        dg=dg,
         table=plan.table,
     )
     if slices > 1:
         dq, dk = (x.unflatten(2, (groups, slices)).sum(3).to(d) for x, d in ((dq, dq_dtype), (dk, dk_dtype)))
-    return dq, dk, None if dg is None else dg.sum(-1).to(dg_dtype)
+    return dq, dk

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.grads import gla_grads
+from subquad.kernels.gated_linear_attention.triton.group_reads import (
+    NO_WEIGHTS,
+    Weights,
+    gla_group_read,
+    gla_group_values,
+)
 from subquad.kernels.gated_linear_attention.triton.groups import gla_group_grads, gla_group_scores
 from subquad.kernels.gated_linear_attention.triton.plan import (
     CHANNEL,
@@ -57,11 +63,8 @@ def forward(
     """
     kind = decay_kind(g)
     if q.shape[2] != v.shape[2]:
-        factors = gla_group_scores(plan, q, k, g, v.shape[2])
-        states = gla_states(
-            plan, kind, x=k, y=v, rows=factors.k_out, decay=factors.decay, boundary=boundary, reverse=False
-        )
-        o = _group_read(plan, kind, q, v, factors, factors.q_in, states, dtype, transposed=False)
+        o, states, factors = group_forward(plan, q, k, v, g, boundary=boundary, dtype=dtype)
+        assert o is not None
         return o, states, factors
     if g is not None and on_value and kind == CHANNEL:
         factors = gla_scores(plan, None, v, g) if known.k_out is None else known
@@ -84,33 +87,52 @@ def forward(
     return o, states, factors
 
 
-def _group_read(
+def group_forward(
     plan: Plan,
-    kind: int,
-    x: Tensor,
-    z: Tensor,
-    factors: ChunkFactors,
-    rows: Tensor | None,
-    states: Tensor,
-    dtype: torch.dtype,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
     *,
-    transposed: bool,
-) -> Tensor:
-    """`gla_read` where heads share q and k, with the rows of `factors` by which x is multiplied."""
-    assert factors.scores is not None
-    log_decay, scores = factors.log_decay, factors.scores
-    return gla_read(
-        plan,
-        kind,
-        x=x,
-        y=scores,
-        z=z,
-        log_decay=log_decay,
-        rows=rows,
-        states=states,
-        dtype=dtype,
-        transposed=transposed,
-    )
+    boundary: EndStates,
+    dtype: torch.dtype | None,
+    weights: Weights = NO_WEIGHTS,
+) -> tuple[Tensor | None, Tensor, ChunkFactors]:
+    """`forward` for q and k [B, T, G, K] with a decay of a head or none; o is None where it has no dtype.
+
+    weights: those of `group_reads`, which need decays.
+    """
+    kind = decay_kind(g)
+    factors = gla_group_scores(plan, q, k, g, v.shape[2], weights.write)
+    states = gla_states(plan, kind, x=k, y=v, rows=factors.k_out, decay=factors.decay, boundary=boundary, reverse=False)
+    if dtype is None:
+        return None, states, factors
+    o = gla_group_read(plan, kind, q=q, v=v, factors=factors, states=states, dtype=dtype, weights=weights)
+    return o, states, factors
+
+
+def group_backward(
+    plan: Plan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    do: Tensor,
+    *,
+    states: Tensor,
+    factors: ChunkFactors,
+    boundary: EndStates,
+    dtypes: GradDtypes,
+    weights: Weights = NO_WEIGHTS,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Weights]:
+    """`backward` of `group_forward`, and the gradients of the weights."""
+    kind = decay_kind(g)
+    dstates = gla_states(plan, kind, x=q, y=do, rows=factors.q_in, decay=factors.decay, boundary=boundary, reverse=True)
+    tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "do": do, "states": states, "dstates": dstates}
+    tensors |= {"factors": factors, "weights": weights}
+    dv, dg, dweights = gla_group_values(plan, kind, **tensors, dtype=dtypes.v, dg_dtype=dtypes.g)
+    dq, dk = gla_group_grads(plan, kind, **tensors, dq_dtype=dtypes.q, dk_dtype=dtypes.k)
+    return dq, dk, dv, dg, dweights
 
 
 def backward(
@@ -135,23 +157,8 @@ def backward(
     """
     kind = decay_kind(g)
     if q.shape[2] != v.shape[2]:
-        dstates = gla_states(
-            plan, kind, x=q, y=do, rows=factors.q_in, decay=factors.decay, boundary=boundary, reverse=True
-        )
-        dv = _group_read(plan, kind, k, do, factors, factors.k_out, dstates, dtypes.v, transposed=True)
-        dq, dk, dg = gla_group_grads(
-            plan,
-            kind,
-            q=q,
-            k=k,
-            v=v,
-            log_decay=factors.log_decay,
-            do=do,
-            states=states,
-            dstates=dstates,
-            dq_dtype=dtypes.q,
-            dk_dtype=dtypes.k,
-            dg_dtype=dtypes.g,
+        dq, dk, dv, dg, _ = group_backward(
+            plan, q, k, v, g, do, states=states, factors=factors, boundary=boundary, dtypes=dtypes
         )
         return dq, dk, dv, dg
     if g is not None and on_value and kind == CHANNEL:

@@ -74,6 +74,8 @@ class Tuning:
     )
     groups: Tile = field(default=Tile(64, 64, CompileOptions(8, 2)))
     """The tile of the kernels for heads that share queries and keys."""
+    group_values: Tile = field(default=Tile(64, 64, CompileOptions(8, 2, 128)))
+    """The tile of `_group_values_kernel`, two programs of which fit on a multiprocessor."""
     walk: Mapping[int, Tile] = field(
         default_factory=lambda: {
             64: Tile(64, 64, CompileOptions(4, 3)),
@@ -115,6 +117,7 @@ def _float32_tuning() -> Tuning:
         read=dict.fromkeys(kinds, wide),
         grads=dict.fromkeys(kinds, pairs),
         groups=pairs,
+        group_values=pairs,
     )
 
 

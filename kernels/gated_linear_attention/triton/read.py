@@ -9,13 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.gated_linear_attention.triton.decays import (
-    HEAD_DECAY,
-    NO_DECAY,
-    decay_matrix,
-    load_head_decays,
-)
-from subquad.kernels.gated_linear_attention.triton.plan import Plan, Strides, group_size, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.decays import NO_DECAY
+from subquad.kernels.gated_linear_attention.triton.plan import Plan, Strides, planned, position_strides
 from subquad.kernels.gated_linear_attention.triton.tiles import (
     as_operand,
     chunk_span,
@@ -32,8 +27,6 @@ def _read_kernel(
     x,
     y,
     z,
-    log_decay,
-    rows,
     states,
     out,
     table,
@@ -55,7 +48,6 @@ def _read_kernel(
     C: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    GROUP: tl.constexpr,
     DECAY: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -64,10 +56,6 @@ def _read_kernel(
 
     With TRANSPOSED it is x S + A^T z with x = k_out, z = do and S the gradient of the state after the chunk.
     With a decay y is A [B, T, H, C]. Without one x is q and y is k (TRANSPOSED: k and q), and A is computed here.
-
-    Where GROUP heads share q and k, x is q (TRANSPOSED: k) and y is A without decays [B, T, H / GROUP, C]. The decays
-    of a head are then taken from log_decay [B, H, T], and `rows` [B, H, T] holds the factors that take q to q_in or k
-    to k_out; both are None without a decay.
     """
     num_v = tl.cdiv(V, BV)
     i_v, i_c = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
@@ -79,8 +67,8 @@ def _read_kernel(
     start, end = chunk_span(table, i_t, T, C)
     o_t = start + o_c
     o_v = i_v * BV + tl.arange(0, BV)
-    x += i_b * x_stride_b + i_h // GROUP * x_stride_h
-    y += i_b * y_stride_b + i_h // GROUP * y_stride_h
+    x += i_b * x_stride_b + i_h * x_stride_h
+    y += i_b * y_stride_b + i_h * y_stride_h
     z += i_b * z_stride_b + i_h * z_stride_h
     states += i_c * K * V
     b_out = tl.zeros([C, BV], tl.float32)
@@ -90,21 +78,10 @@ def _read_kernel(
         b_x = load_tile(x, x_stride_t, o_t, o_k, end, K).to(dtype)
         b_state = load_state(states, o_k, o_v, K, V)
         b_out += tl.dot(b_x, b_state, input_precision=PRECISION)
-        if DECAY == NO_DECAY and GROUP == 1:
+        if DECAY == NO_DECAY:
             b_y = load_transposed(y, y_stride_t, o_t, o_k, end, K).to(dtype)
             b_scores += tl.dot(b_x, b_y, input_precision=PRECISION)
-    if GROUP > 1:
-        b_scores += load_tile(y, y_stride_t, o_t, o_c, end, C).to(tl.float32)
-        if DECAY == HEAD_DECAY:
-            o_row = (i_b * H + i_h) * T + o_t
-            b_out *= tl.load(rows + o_row, mask=o_t < end, other=0.0)[:, None]
-            b_g = load_head_decays(log_decay + (i_b * H + i_h) * T, 1, o_t, o_t < end)
-            b_scores *= decay_matrix(b_g, tl.cumsum(b_g, 0), o_c, PRECISION)
-        elif not TRANSPOSED:
-            b_out *= scale
-        if TRANSPOSED:
-            b_scores = tl.trans(b_scores)
-    elif DECAY == NO_DECAY:
+    if DECAY == NO_DECAY:
         m_pair = (o_c[:, None] <= o_c[None, :]) if TRANSPOSED else (o_c[:, None] >= o_c[None, :])
         b_scores = tl.where(m_pair, b_scores * scale, 0.0)
         if not TRANSPOSED:
@@ -125,13 +102,13 @@ def _read_plan(
     plan: Plan,
     kind: int,
     shape: tuple[int, ...],
-    key_shape: tuple[int, ...],
+    value_dim: int,
     x: Strides,
     y: Strides,
     z: Strides,
     transposed: bool,
 ) -> LaunchPlan:
-    (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
+    batch, length, heads, key_dim = shape
     tile, num_chunks = plan.tuning.read[kind], plan.num_chunks(length)
     block_v = plan.width(tile.block_v, value_dim)
     return LaunchPlan(
@@ -146,7 +123,6 @@ def _read_plan(
         C=plan.chunk,
         BK=plan.width(tile.block_k, key_dim),
         BV=block_v,
-        GROUP=group_size(heads, groups),
         DECAY=kind,
         TRANSPOSED=transposed,
         PRECISION=plan.precision,
@@ -155,32 +131,11 @@ def _read_plan(
 
 
 def gla_read(
-    plan: Plan,
-    kind: int,
-    *,
-    x: Tensor,
-    y: Tensor,
-    z: Tensor,
-    states: Tensor,
-    dtype: torch.dtype,
-    transposed: bool,
-    log_decay: Tensor | None = None,
-    rows: Tensor | None = None,
+    plan: Plan, kind: int, *, x: Tensor, y: Tensor, z: Tensor, states: Tensor, dtype: torch.dtype, transposed: bool
 ) -> Tensor:
     """[B, T, H, V] in `dtype`, see `_read_kernel`; kind is the kind of decay."""
-    out = z.new_empty(z.shape, dtype=dtype)
+    out = z.new_empty((*x.shape[:3], z.shape[-1]), dtype=dtype)
     strides = x.stride(), y.stride(), z.stride()
-    launch_plan = _read_plan(plan, kind, z.shape, x.shape, *strides, transposed)
-    launch(
-        _read_kernel,
-        launch_plan,
-        x=x,
-        y=y,
-        z=z,
-        log_decay=log_decay,
-        rows=rows,
-        states=states,
-        out=out,
-        table=plan.table,
-    )
+    launch_plan = _read_plan(plan, kind, x.shape, z.shape[-1], *strides, transposed)
+    launch(_read_kernel, launch_plan, x=x, y=y, z=z, states=states, out=out, table=plan.table)
     return out

@@ -1,0 +1,101 @@
+"""The benchmark's description of `ssd`: B batch, T time, H heads, G heads of q and k, K keys, V values.
+
+`rule` names the weights of a shape: `euler` has w = n (Mamba-2), `trapezoid` has both (Mamba-3).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from subquad.kernels.gated_linear_attention.workloads import products
+from subquad.kernels.ssd import ssd
+from subquad.kernels.ssd.reference import ssd_reference
+from subquad.kernels.workload import (
+    Cost,
+    Implementation,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    initial_state,
+    named,
+    needs_triton,
+    normal,
+    sizes,
+    traffic,
+    uniform,
+)
+
+KEEP = ("log_decay", "write", "own", "skip")
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Step sizes below one, and decays by which a state forgets about half in ten positions."""
+    batch, length, heads, groups, keys, values = sizes(shape, "BTHGKV")
+    wide, of_heads = torch.promote_types(dtype, torch.float32), (batch, length, heads)
+    inputs = {
+        "q": normal(generator, dtype, batch, length, groups, keys) * keys**-0.5,
+        "k": normal(generator, dtype, batch, length, groups, keys),
+        "v": normal(generator, dtype, batch, length, heads, values),
+        "log_decay": F.logsigmoid(normal(generator, wide, *of_heads)).div_(8),
+        "write": uniform(generator, wide, 0.1, 0.9, *of_heads),
+        "skip": normal(generator, wide, heads),
+    }
+    if shape["rule"] == "trapezoid":
+        inputs["own"] = uniform(generator, wide, 0.1, 0.9, *of_heads)
+    return inputs | initial_state(shape, dtype, generator, batch, heads, keys, values)
+
+
+def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """The products of gated linear attention; scores are products of a group."""
+    batch, length, heads, groups, keys, values = sizes(shape, "BTHGKV")
+    positions, wide = batch * length * heads, max(4, dtype.itemsize)
+    shared = 2 * batch * length * groups * keys
+    weights = 3 if shape["rule"] == "trapezoid" else 2
+    inputs = (shared + positions * values) * dtype.itemsize + positions * weights * wide
+    saved = 64 * keys * batch * length * (heads - groups) * (4 if backward else 1)
+    return Cost(
+        num_bytes=traffic(inputs, positions * values * dtype.itemsize, backward),
+        num_flops=2 * (positions * products(keys, values, backward) - saved),
+        matrix=True,
+    )
+
+
+def shape_of(inputs: Inputs) -> Shape:
+    own = inputs["own"]
+    rule = "euler" if own is None else "trapezoid"
+    return named("BTHV", inputs["v"], G=inputs["q"].shape[2], K=inputs["q"].shape[3], rule=rule)
+
+
+MAMBA2: Shape = {"B": 8, "T": 2048, "H": 24, "G": 1, "K": 128, "V": 64, "rule": "euler"}
+MAMBA3: Shape = {"B": 8, "T": 2048, "H": 24, "G": 24, "K": 128, "V": 64, "rule": "trapezoid"}
+
+WORKLOAD = Workload(
+    op="ssd",
+    reference=ssd_reference,
+    make_inputs=make_inputs,
+    cost=cost,
+    shape_of=shape_of,
+    short=at_most(B=2, T=130, H=2, G=2),
+    implementations=(
+        Implementation("triton", "ours", needs_triton(partial(ssd, backend="triton")), cold_start=True),
+        Implementation("torch", "ours", lambda: partial(ssd, backend="torch")),
+    ),
+    shapes={
+        "quick": (MAMBA2, MAMBA3),
+        "paper": (MAMBA2, MAMBA3, {**MAMBA2, "B": 32}, {**MAMBA3, "B": 32}, {**MAMBA2, "B": 1, "T": 16384, "H": 64}),
+    },
+    keep=(*KEEP, "initial_state"),
+    states=("initial_state",),
+    # one group and several, a chunk that is not full, one position, sizes beside those of tiles
+    small=(
+        {"B": 2, "T": 70, "H": 4, "G": 1, "K": 16, "V": 16, "rule": "euler", "state": "given"},
+        {"B": 1, "T": 130, "H": 4, "G": 2, "K": 20, "V": 24, "rule": "trapezoid"},
+        {"B": 2, "T": 33, "H": 3, "G": 3, "K": 8, "V": 5, "rule": "trapezoid", "state": "given"},
+        {"B": 1, "T": 1, "H": 2, "G": 1, "K": 4, "V": 4, "rule": "euler"},
+    ),
+    time=dict.fromkeys(("q", "k", "v", "log_decay", "write", "own"), 1),
+)

@@ -1,0 +1,47 @@
+"""Claims about state space duality that its laws do not judge: tiles, slices of groups, and states computed again."""
+
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from subquad.kernels.gated_linear_attention.triton.plan import Planner, Tile, Tuning
+from subquad.kernels.launch import CompileOptions
+from subquad.kernels.ssd import ssd, triton
+from subquad.kernels.ssd.reference import ssd_reference
+from subquad.kernels.ssd.workloads import KEEP, make_inputs
+from subquad.suite.laws.accuracy import assert_matches_reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPE = {"B": 1, "T": 70, "H": 4, "G": 1, "K": 32, "V": 32, "rule": "trapezoid", "state": "given"}
+
+
+def inputs(**changes):
+    return make_inputs({**SHAPE, **changes}, torch.float64, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("rule", ["euler", "trapezoid"])
+@pytest.mark.parametrize("slices", [1, 4])
+def test_heads_of_a_group_and_blocks_of_values_add_up(slices, rule, monkeypatch):
+    """Keys and values take two tiles each, and the heads of the group one program or four."""
+    tile = Tile(16, 16, CompileOptions(2, 1))
+    options = dict.fromkeys(("groups", "group_values"), tile)
+    tuning = Tuning(chunk=32, min_width=16, read=dict.fromkeys(range(3), tile), enough_programs=6 * slices, **options)
+    monkeypatch.setattr(triton, "PLANNER", Planner(tuning, tuning))
+    op = partial(ssd, backend="triton")
+    assert_matches_reference(op, ssd_reference, inputs(rule=rule), keep=(*KEEP, "initial_state"), device=DEVICE)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_states_that_are_computed_again_are_the_same(groups):
+    results = []
+    for recompute in (False, True):
+        leaves = {
+            name: x.to(DEVICE, torch.float32).requires_grad_() if torch.is_tensor(x) else x
+            for name, x in inputs(G=groups).items()
+        }
+        outputs = ssd(**leaves, recompute=recompute, backend="triton")
+        wanted = [x for x in leaves.values() if torch.is_tensor(x)]
+        results.append([*outputs, *torch.autograd.grad([y.square().sum() for y in outputs], wanted)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

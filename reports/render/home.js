@@ -4,8 +4,8 @@ const COLORS = {
   agree: "var(--bar-agree)", better: "var(--bar-better)", unclear: "var(--bar-unclear)", differ: "var(--bar-differ)",
   "at chance": "var(--chance)", "other device": "var(--device)", "other data": "var(--data)", "not run": "var(--empty)",
 };
-/** Cells of few seeds have the colour of their verdict, in stripes. */
-const colorOf = (part) => COLORS[part] || `repeating-linear-gradient(135deg, ${COLORS[part.split(",")[0]]} 0 3px, var(--ground) 3px 5px)`;
+/** Cells of few seeds have the colour of their verdict, in stripes, and those at chance lines, so that they differ in grey, too. */
+const colorOf = (part) => (part === "at chance" ? `repeating-linear-gradient(${COLORS[part]} 0 2px, var(--ground) 2px 4px)` : COLORS[part]) || `repeating-linear-gradient(135deg, ${COLORS[part.split(",")[0]]} 0 3px, var(--ground) 3px 5px)`;
 
 /** The parts of a count as a bar; nothing where the papers publish no number. */
 function bar(line) {

@@ -21,19 +21,21 @@ function experiment(main) {
   const runs = [...new Set(there.flatMap((cell) => cell.runs))].map((id) => data.runs[id]);
   const asked = there.filter((cell) => cell.planned);
   const missing = asked.filter((cell) => cell.verdict === "not run");
+  const costs = element("section", { "aria-label": "What it costs" }, element("h2", {}, "What it costs"), ...e.cost.split(/\n\s*\n/).map(prose));
   main.append(element("div", { class: "card" },
     element("p", { class: "big" }, e.counts["in a grid"] ? verdictText(e) : "No number of a paper is judged here."),
     bar(e),
     element("p", {}, e.claims ? `claims: ${e.claims}` : ""),
     element("p", {}, `${runs.length} runs stored${hoursText(runs)}; ${missing.length} of ${asked.length} cells have not been run` +
       `${missing.length && missing.every((cell) => cell.published === null) ? ", none of which the paper has a number for" : ""}.`),
-    element("p", {}, e.estimate && `The whole grid: ${e.estimate}.`),
+    element("p", {}, e.estimate ? `The whole grid: ${e.estimate}. ` : "",
+      e.cost ? element("button", { type: "button", click: () => costs.scrollIntoView() }, "what it costs") : ""),
     ...Object.entries(e.cannotRun).map(([scale, why]) => element("p", {}, `Scale ${scale} cannot run here: ${why}`)),
     element("p", {}, "method, settings and departures: ", docsLink(`reports/${e.name}/`, `reports/${e.name}/README.md`), " · ",
       element("a", { href: link("cells", { experiment: e.name, scale: e.scale }) }, "every cell with its seeds")),
   ));
   main.append(verdictMatrix(e, there));
-  if (e.cost) main.append(element("h2", {}, "What it costs"), ...e.cost.split(/\n\s*\n/).map(prose));
+  if (e.cost) main.append(costs);
   const said = claimRows().filter((row) => row.experiment === i);
   if (said.length) claimTable(main, "Claims of the paper", said, false);
   main.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -294,13 +294,14 @@ def ends_of_ranges_are_seen(config: Any, **options: Any) -> None:
             with torch.no_grad():
                 parameter.fill_(value)
             model.zero_grad()
-            logits = model(inputs)
-            logits.square().mean().backward()
-            if torch.isfinite(logits).all() and torch.isfinite(logits.square().mean()):
-                for other, found in model.named_parameters():
-                    assert found.grad is None or torch.isfinite(found.grad).all(), (
-                        f"where all of {key} is {value}, outputs are finite and the gradient of {other} is not"
-                    )
+            loss = model(inputs).square().mean()
+            if not torch.isfinite(loss):
+                continue
+            loss.backward()
+            for other, found in model.named_parameters():
+                assert found.grad is None or torch.isfinite(found.grad).all(), (
+                    f"where all of {key} is {value}, outputs are finite and the gradient of {other} is not"
+                )
         with torch.no_grad():
             parameter.copy_(kept)
 
@@ -328,7 +329,8 @@ def float16_is_near_or_refused(config: Any, **options: Any) -> None:
 def second_derivatives_are_right_or_refused(config: Any, **options: Any) -> None:
     """The derivative of a function of the gradients is that of finite differences, or an error says that there is none.
 
-    Each parameter is asked for alone, so that no path to one of them goes around the errors on the others.
+    Where one is refused, each parameter is asked for alone, so that no path to one of them goes around the errors on
+    the others.
     """
     model, inputs = build(config, **options), make_inputs(TOKENS, 20, batch=2)
     parameters = {key: p for key, p in model.named_parameters() if p.requires_grad}
@@ -369,6 +371,13 @@ def _second_derivatives(penalty: Callable[[], Tensor], parameters: dict[str, Ten
             return {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
     except RuntimeError as error:
         return _refused(error)
+    # where none is refused, one pass gives all
+    with suppress(RuntimeError):
+        gradients = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
+        return {
+            key: torch.zeros_like(parameter) if gradient is None else gradient
+            for (key, parameter), gradient in zip(parameters.items(), gradients, strict=True)
+        }
     for key, parameter in parameters.items():
         try:
             (gradient,) = torch.autograd.grad(value, [parameter], retain_graph=True, allow_unused=True)

@@ -10,9 +10,9 @@ with E the option `expand`, R(theta) the rotation of the first R pairs of channe
 vector a head, and B, C and w shared by all heads. A rotation that depends on the data makes the transition complex, and
 with l = 1 the rule is that of Mamba-2.
 
-It runs on `gated_linear_attention` once: H_t = S_t + (1 - l_{t+1}) dt_{t+1} k_t^T x_t is a state that one
-position at a time writes to, and q_t S_t = exp(-dt_t a_t) q_t H_{t-1} + l_t dt_t (q_t k_t) x_t (`read_moved`).
-`rotated_keys` computes the keys and queries of that, and the factors of x_t.
+It runs on `ssd` once: H_t = S_t + (1 - l_{t+1}) dt_{t+1} k_t^T x_t is a state that one position at a time writes to,
+with the weight l_t dt_t + (1 - l_{t+1}) dt_{t+1}, and q_t S_t = exp(-dt_t a_t) q_t H_{t-1} + l_t dt_t (q_t k_t) x_t.
+`rotated_keys` computes k and q.
 
 Source: Lahoti et al. 2026 (arXiv 2603.15569); a in the projection, the norms, biases and initial values are as in the
 authors' code (state-spaces/mamba at 0348a3dd7cd7b5a997d0bce5131c42146cc09324, mamba_ssm/modules/mamba3.py), without its
@@ -26,21 +26,24 @@ a is positive and 1 / (1 - a) elsewhere; here it is that of the commit and of th
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
+from subquad.kernels.gated_linear_attention import gated_linear_attention_step
 from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys
+from subquad.kernels.ssd import ssd
 from subquad.models.mamba2 import HeadsConfig
-from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.casts import as_autocast, at_least_float32
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import step_bias
 from subquad.models.parts.linear import ResidualLinear, split_linear
-from subquad.models.parts.linear_attention import read_moved
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
+from subquad.models.parts.recompute import Recomputing, at_once, spares
 from subquad.models.parts.time_axis import LeftPadding, blank, running_sum
 from subquad.suite.bounds import Ratio
 from subquad.suite.contracts import TaskSpec
@@ -50,10 +53,15 @@ LEAST_RATE = 1e-4
 """The least a."""
 
 
+def _gated(y: Tensor, z: Tensor) -> Tensor:
+    """y [..., H, P] times silu(z [..., H P]), in the dtype of z."""
+    return (y.flatten(-2) * F.silu(z)).to(z.dtype)
+
+
 class Mamba3(Mixer):
     """The mixer. Its state: theta [B, H, R] modulo 2 pi, S [B, H, N, P], and the last k [B, H, N] and x [B, H, P]."""
 
-    operator = staticmethod(gated_linear_attention)
+    operator = staticmethod(ssd)
 
     def __init__(self, config: Mamba3Config) -> None:
         super().__init__()
@@ -61,6 +69,7 @@ class Mamba3(Mixer):
         self.head_dim, self.d_state, self.pairs = config.head_size, config.d_state, config.pairs
         self.num_heads = width // self.head_dim
         self.dt_min, self.dt_max = config.dt_min, config.dt_max
+        self.recompute, self.num_layers = config.recompute, config.num_layers
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         heads = self.num_heads
         self.sizes = (width, width, self.d_state, self.d_state, heads, heads, heads, self.pairs)
@@ -94,10 +103,6 @@ class Mamba3(Mixer):
         trapezoid = torch.sigmoid(at_least_float32(trapezoid))
         return z, x, self.B_norm(B), self.C_norm(C), dt, log_decay, trapezoid, turns
 
-    def _output(self, o: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        y = at_least_float32(o) + at_least_float32(self.D).unsqueeze(-1) * at_least_float32(x)
-        return self.out((y.flatten(-2) * F.silu(at_least_float32(z))).to(z.dtype))
-
     def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """y [B, T, D], and at the last position of u [B, T, D] the norm of B, theta, S and x."""
         z, x, B, C, dt, log_decay, trapezoid, turns = self._parts(u, padding)
@@ -105,10 +110,19 @@ class Mamba3(Mixer):
         now = trapezoid * dt
         # the next position adds this term for the current one
         later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)
-        keys, queries, own = rotated_keys(B, C, self.B_bias, self.C_bias, theta, now, later, log_decay, dtype=x.dtype)
-        o, memory = read_moved(self.operator, queries, keys, x, log_decay)
-        o = at_least_float32(o) + own.unsqueeze(-1) * at_least_float32(x)
-        return self._output(o, x, z), (B[:, -1], theta[:, -1], memory, x[:, -1])
+        kept = self._keeping(u)
+        with kept as keep:
+            k, q = keep(lambda: rotated_keys(B, C, self.B_bias, self.C_bias, theta, dtype=x.dtype))
+            states = {"return_final_state": True, "recompute": isinstance(kept, Recomputing)}
+            y, memory = self.operator(q, k, x, log_decay, now + later, now, self.D, **states)
+            y = self.out(keep(lambda: _gated(y, z)))
+        return y, (B[:, -1], theta[:, -1], memory, x[:, -1])
+
+    def _keeping(self, u: Tensor) -> AbstractContextManager[Any]:
+        """`Recomputing` where keys, queries and gated outputs of all layers would take much memory, or `at_once`."""
+        elements = u.shape[0] * u.shape[1] * self.num_heads * (3 * self.d_state + self.head_dim)
+        num_bytes = self.num_layers * elements * as_autocast(u[:0]).element_size()
+        return Recomputing() if spares(self.recompute, num_bytes, u) else nullcontext(at_once)
 
     def forward(self, u: Tensor) -> Tensor:
         return self._sequence(u, None)[0]
@@ -133,7 +147,8 @@ class Mamba3(Mixer):
         wide = at_least_float32(x)
         keys = k * (trapezoid * dt).unsqueeze(-1)
         o, memory = gated_linear_attention_step(q, keys, wide, log_decay, memory, scale=1.0, in_place=True)
-        return self._output(o, x, z), (angle, memory, k, wide)
+        y = o + at_least_float32(self.D).unsqueeze(-1) * wide
+        return self.out(_gated(y, z)), (angle, memory, k, wide)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         y, (B, theta, memory, last_x) = self._sequence(x, padding)

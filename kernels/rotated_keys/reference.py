@@ -12,23 +12,16 @@ def rotated_keys_reference(
     B_bias: Tensor,
     C_bias: Tensor,
     theta: Tensor,
-    now: Tensor,
-    later: Tensor,
-    log_decay: Tensor,
     *,
     dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Arguments and results as in the public operator, computed in the dtypes of the arguments."""
-    keys, queries, own = [], [], []
+    keys, queries = [], []
     for t in range(B.shape[1]):
-        k = _rotated(B[:, t, None] + B_bias, theta[:, t])
-        q = _rotated(C[:, t, None] + C_bias, theta[:, t])
-        keys.append((now[:, t] + later[:, t])[..., None] * k)
-        own.append(now[:, t] * (q * k).sum(-1))
-        queries.append(torch.exp(log_decay[:, t])[..., None] * q)
-    queries = [*queries[1:], torch.zeros_like(queries[0])]
+        keys.append(_rotated(B[:, t, None] + B_bias, theta[:, t]))
+        queries.append(_rotated(C[:, t, None] + C_bias, theta[:, t]))
     dtype = dtype or B.dtype
-    return torch.stack(keys, 1).to(dtype), torch.stack(queries, 1).to(dtype), torch.stack(own, 1)
+    return torch.stack(keys, 1).to(dtype), torch.stack(queries, 1).to(dtype)
 
 
 def _rotated(x: Tensor, theta: Tensor) -> Tensor:

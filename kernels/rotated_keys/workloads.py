@@ -22,36 +22,33 @@ from subquad.kernels.workload import (
     uniform,
 )
 
-KEEP = ("B_bias", "C_bias", "theta", "now", "later", "log_decay")
+KEEP = ("B_bias", "C_bias", "theta")
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Angles of a sequence that is already some way behind, and biases and factors of a model at its start."""
+    """Angles of a sequence that is already some way behind, and biases of a model at its start."""
     batch, length, heads, states, pairs = sizes(shape, "BTHNR")
-    wide, of_heads = torch.promote_types(dtype, torch.float32), (batch, length, heads)
+    wide = torch.promote_types(dtype, torch.float32)
     return {
         "B": normal(generator, dtype, batch, length, states),
         "C": normal(generator, dtype, batch, length, states),
         "B_bias": 1 + normal(generator, wide, heads, states) / 4,
         "C_bias": 1 + normal(generator, wide, heads, states) / 4,
-        "theta": uniform(generator, wide, -50.0, 50.0, *of_heads, pairs),
-        "now": uniform(generator, wide, 0.1, 0.9, *of_heads),
-        "later": uniform(generator, wide, 0.1, 0.9, *of_heads),
-        "log_decay": uniform(generator, wide, -1.0, 0.0, *of_heads),
+        "theta": uniform(generator, wide, -50.0, 50.0, batch, length, heads, pairs),
     }
 
 
 def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
-    """A rotation is 6 operations for each pair, a factor, a bias and a share of the product 4 for each element."""
+    """A rotation is 6 operations for each pair, a bias one for each element."""
     batch, length, heads, states, pairs = sizes(shape, "BTHNR")
     rows, wide = batch * length, max(4, dtype.itemsize)
     of_heads = rows * heads
-    read = 2 * rows * states * dtype.itemsize + (2 * heads * states + of_heads * (pairs + 3)) * wide
-    written = 2 * of_heads * states * dtype.itemsize + of_heads * wide
+    read = 2 * rows * states * dtype.itemsize + (2 * heads * states + of_heads * pairs) * wide
+    written = 2 * of_heads * states * dtype.itemsize
     return Cost(
         num_bytes=traffic(read, written, backward),
-        num_flops=(3 if backward else 1) * of_heads * (12 * pairs + 6 * states),
-        num_exponentials=(2 if backward else 1) * of_heads * (2 * pairs + 1),
+        num_flops=(3 if backward else 1) * of_heads * (12 * pairs + 2 * states),
+        num_exponentials=(2 if backward else 1) * of_heads * 2 * pairs,
     )
 
 

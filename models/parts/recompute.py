@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+Made = TypeVar("Made", Tensor, tuple[Tensor, Tensor])
 Recompute = Literal["auto", "never", "layer"]
 """`auto`: what a layer can compute again in little time, where memory is short. `layer`: all of every layer."""
 AUTO_SHARE = 1 / 128
@@ -43,7 +44,7 @@ def spares(recompute: Recompute, num_bytes: int, x: Tensor) -> bool:
 class _Recipe:
     """One result that is computed again, and the number of operations that still want it."""
 
-    def __init__(self, make: Callable[[], Tensor], kind: str) -> None:
+    def __init__(self, make: Callable[[], Tensor | tuple[Tensor, ...]], kind: str) -> None:
         self.make = make
         self.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         self.num_uses = self.num_left = 0
@@ -57,7 +58,9 @@ class _Recipe:
         if self.value is None:
             kind, dtype, enabled = self.autocast
             with torch.no_grad(), torch.autocast(kind, dtype, enabled, cache_enabled=False):
-                self.value = self.make()
+                made = self.make()
+            # all of them are views of one memory
+            self.value = made if isinstance(made, Tensor) else made[0]
             self.num_left = self.num_uses
         value = self.value
         self.num_left -= 1
@@ -83,13 +86,14 @@ class Recomputing:
 
     `make` is called now and again in the backward pass, there without a gradient; tensors that it closes over stay in
     memory. The results must be contiguous, and must live until the context ends. Views of them are not kept either.
+    make may give several tensors; they are kept unless they lie in one memory, side by side.
     """
 
     def __init__(self) -> None:
         self._recipes: dict[int, _Recipe] = {}
         self._hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
-    def __enter__(self) -> Callable[[Callable[[], Tensor]], Tensor]:
+    def __enter__(self) -> Callable[[Callable[[], Made]], Made]:
         self._hooks.__enter__()
         return self._keep
 
@@ -99,13 +103,16 @@ class Recomputing:
         self._hooks.__exit__(kind, error, trace)
         self._recipes.clear()
 
-    def _keep(self, make: Callable[[], Tensor]) -> Tensor:
-        result = make()
-        memory = result.untyped_storage()
+    def _keep(self, make: Callable[[], Made]) -> Made:
+        made = make()
+        parts = (made,) if isinstance(made, Tensor) else made
+        memory = parts[0].untyped_storage()
+        num_bytes = sum(part.numel() * part.element_size() for part in parts if part.is_contiguous())
+        together = all(part.untyped_storage().data_ptr() == memory.data_ptr() for part in parts)
         # a result that is part of another tensor shares its memory with what `make` does not give
-        if result.is_contiguous() and memory.nbytes() == result.numel() * result.element_size():
-            self._recipes[memory.data_ptr()] = _Recipe(make, result.device.type)
-        return result
+        if together and num_bytes == memory.nbytes():
+            self._recipes[memory.data_ptr()] = _Recipe(make, parts[0].device.type)
+        return made
 
     def _pack(self, x: Tensor) -> Any:
         recipe = self._recipes.get(x.untyped_storage().data_ptr())
@@ -119,6 +126,6 @@ class Recomputing:
         return recipe.take().as_strided(*place)
 
 
-def at_once(make: Callable[[], Tensor]) -> Tensor:
+def at_once(make: Callable[[], Made]) -> Made:
     """Stands for `keep` of `Recomputing` where results are kept: make()."""
     return make()

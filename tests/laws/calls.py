@@ -331,8 +331,7 @@ def _rotary(draw: Draw) -> Iterator[Call]:
 
 def _rotated_keys(draw: Draw) -> Iterator[Call]:
     inputs = {"B": draw(2, 5, 9), "C": draw(2, 5, 9), "B_bias": draw(3, 9), "C_bias": draw(3, 9)}
-    inputs |= {"theta": draw(2, 5, 3, 2, low=-6.0, high=6.0), "now": draw(2, 5, 3), "later": draw(2, 5, 3)}
-    inputs["log_decay"] = draw(2, 5, 3, low=-2.0, high=-0.1)
+    inputs["theta"] = draw(2, 5, 3, 2, low=-6.0, high=6.0)
     yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
 
 

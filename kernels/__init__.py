@@ -75,6 +75,7 @@ OPERATORS = {
     ),
     "slstm": ("subquad.kernels.slstm.workloads:WORKLOAD", "scalar memory of xLSTM, gates that read the last output"),
     "slstm_step": ("subquad.kernels.slstm.workloads:STEP", "one step of it, state in place"),
+    "squared_relu": ("subquad.kernels.squared_relu.workloads:WORKLOAD", "squared ReLU of RWKV's channel mixing"),
     "ssd": ("subquad.kernels.ssd.workloads:WORKLOAD", "state space duality with weights: Mamba-2, Mamba-3"),
     "ssm_kernel": (
         "subquad.kernels.ssm_kernel.workloads:WORKLOAD",

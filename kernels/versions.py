@@ -28,6 +28,7 @@ VERSIONS = {
     "selective_scan": 1,
     "skinny_linear": 1,
     "slstm": 1,
+    "squared_relu": 1,
     "ssd": 1,
     "ssm_kernel": 1,
     "swiglu": 1,

@@ -22,16 +22,16 @@ import math
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.kernels.squared_relu import squared_relu
 from subquad.kernels.token_shift import Weighs, token_shift, token_shift_step
 from subquad.kernels.wkv import EMPTY, empty_state, wkv, wkv_step
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.layer import Layer, joined
-from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear import ResidualLinear, linear_behind
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import make_norm
 from subquad.models.parts.time_axis import LeftPadding, blank
@@ -185,7 +185,7 @@ class ChannelMix(ChannelMixing):
 
     def _output(self, x: Tensor, last: Tensor | None = None) -> Tensor:
         k, r = self._mix(x, last)
-        return torch.sigmoid(self.receptance(r)) * self.out(F.relu(self.key(k)).square())
+        return torch.sigmoid(self.receptance(r)) * linear_behind(squared_relu, self.out, self.key(k))
 
 
 class FirstLayer(Layer):

@@ -25,13 +25,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.delta_rule import delta_rule
 from subquad.kernels.rwkv7_inputs import rwkv7_inputs, rwkv7_position
+from subquad.kernels.squared_relu import squared_relu
 from subquad.models.parts.casts import at_least_float32
-from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear import ResidualLinear, linear_behind
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import HeadNorm
 from subquad.models.rwkv import ChannelMixing
@@ -141,7 +141,7 @@ class ChannelMix7(ChannelMixing):
 
     def _output(self, x: Tensor, last: Tensor | None = None) -> Tensor:
         (mixed,) = self._mix(x, last)
-        return self.out(F.relu(self.key(mixed)).square())
+        return linear_behind(squared_relu, self.out, self.key(mixed))
 
 
 class RWKV7Config(MatrixStateConfig):

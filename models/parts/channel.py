@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.swiglu import swiglu
-from subquad.models.parts.linear import Linear, ResidualLinear
+from subquad.models.parts.linear import Linear, ResidualLinear, linear_behind
 from subquad.models.parts.step import step_linear
 
 ChannelMixerKind = Literal["none", "identity", "mlp", "swiglu"]
@@ -53,10 +52,7 @@ class SwiGLU(ChannelMixer):
         self.down = ResidualLinear(inner, d_model, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        both, weight = self.gate_up(x), self.down.weight
-        if both.dtype == weight.dtype != torch.float32:
-            return swiglu(both, weight)
-        return self.down(swiglu(both))
+        return linear_behind(swiglu, self.down, self.gate_up(x))
 
     def branch_step(self, x: Tensor, norm: nn.Module) -> Tensor:
         both = step_linear(self.gate_up, x, norm=norm)

@@ -6,6 +6,7 @@ they are computed by it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -163,6 +164,14 @@ def split_linear(linear: nn.Linear, x: Tensor, sizes: tuple[int, ...]) -> tuple[
     if not _on_gpu(x):
         return linear(x).split(sizes, dim=-1)
     return SplitLinear.apply(as_autocast(x), as_autocast(linear.weight), sizes)
+
+
+def linear_behind(unit: Callable[..., Tensor], linear: nn.Linear, x: Tensor) -> Tensor:
+    """linear(unit(x)) without a bias, for an operator that takes the weight behind it and then keeps x alone."""
+    # a product in float32 has ways of its own, above
+    if x.dtype == linear.weight.dtype != torch.float32:
+        return unit(x, linear.weight)
+    return linear(unit(x))
 
 
 class Unbind(Function):

@@ -11,7 +11,17 @@ from subquad.kernels.operations import count_operations
 from subquad.run_suite import WORKLOADS
 
 COUNTED = [name for name in OPERATORS if WORKLOADS.load(name).shape_of is not None]
-ELEMENTWISE = {"embedding", "forget_gate", "norm", "rotary", "rotated_keys", "rwkv6_inputs", "rwkv7_inputs", "swiglu"}
+ELEMENTWISE = {
+    "embedding",
+    "forget_gate",
+    "norm",
+    "rotary",
+    "rotated_keys",
+    "rwkv6_inputs",
+    "rwkv7_inputs",
+    "squared_relu",
+    "swiglu",
+}
 ELEMENTWISE |= {"token_shift"}
 AS_PRODUCTS = {"float32_matmul", "skinny_linear", "generalised_delta_rule"}
 """Without tensors of a GPU they are torch's products or another operator, which are counted as such."""

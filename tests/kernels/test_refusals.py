@@ -449,6 +449,7 @@ REFUSED = {
         ("C must be [3, 4] to go with A and dt", {"C": one(0)}),
         BACKEND,
     ],
+    "squared_relu": [("x must be [..., F] with at least one element", {"x": none_of(1)})],
     "swiglu": [("x must be [..., 2 F] with at least one element, got [5, 39]", {"x": less(1)})],
     "token_shift": [
         ("x must be [B, T >= 1, D] with at least one element, got [19, 6]", {"x": lambda x: x[0]}),

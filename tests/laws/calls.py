@@ -58,6 +58,8 @@ from subquad.kernels.skinny_linear import Norm, skinny_linear
 from subquad.kernels.skinny_linear.reference import skinny_linear_reference
 from subquad.kernels.slstm import slstm, slstm_step
 from subquad.kernels.slstm.reference import slstm_reference
+from subquad.kernels.squared_relu import squared_relu
+from subquad.kernels.squared_relu.reference import squared_relu_reference
 from subquad.kernels.ssd import ssd
 from subquad.kernels.ssd.reference import ssd_reference
 from subquad.kernels.ssm_kernel import ssm_kernel
@@ -333,6 +335,12 @@ def _rotated_keys(draw: Draw) -> Iterator[Call]:
     inputs = {"B": draw(2, 5, 9), "C": draw(2, 5, 9), "B_bias": draw(3, 9), "C_bias": draw(3, 9)}
     inputs["theta"] = draw(2, 5, 3, 2, low=-6.0, high=6.0)
     yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
+
+
+def _squared_relu(draw: Draw) -> Iterator[Call]:
+    both = _pair(squared_relu, squared_relu_reference)
+    yield Call("plain", both, {"x": draw(3, 5, 8)})
+    yield Call("in front of a linear map", both, {"x": draw(3, 5, 4), "weight": draw(6, 4)})
 
 
 def _ssd(draw: Draw) -> Iterator[Call]:

@@ -170,7 +170,7 @@ def draw_changes(changes: Sequence[Change], width: Width = "page") -> Canvas | N
     note = f"{RULE} Measured on {' and '.join(devices)}."
     room = WIDTHS[width]
     labels = {id(c): wrapped(_label(c.newest), room * 0.36, SMALL) for cs in shown.values() for c in cs}
-    texts = {id(c): wrapped(_times(c), room * 0.28, SMALL) for cs in shown.values() for c in cs}
+    texts = {id(c): wrapped(_times(c), room * 0.3, SMALL) for cs in shown.values() for c in cs}
     lines = {d: [max(len(labels[id(c)]), len(texts[id(c)])) for c in found] for d, found in shown.items()}
     # a row is as high as its lines, and a panel has a title and room at its edges
     high = {d: sum(0.115 * n + 0.05 for n in found) + 0.12 for d, found in lines.items()}

@@ -33,6 +33,15 @@ const SUMS = [
   ["not run", ["not run"], "dash"],
   ["not comparable", ["at chance", "other device", "other data"], "dash"],
 ];
+/** How many numbers agree of those with a verdict: of many seeds, or else of few. */
+function headline(line) {
+  const full = sumOf(line, ["agree", "better", "unclear", "differ"]);
+  const few = sumOf(line, SUMS[3][1]);
+  if (full) return [element("strong", {}, String(sumOf(line, SUMS[0][1]))), ` of ${full} judged agree`];
+  if (!few) return [element("strong", {}, "none"), " is judged"];
+  return [element("strong", {}, String(sumOf(line, ["agree, few seeds", "better, few seeds"]))), ` of ${few} agree, few seeds`];
+}
+
 /** How many cells of few seeds agree. */
 const fewText = (line) => {
   const agree = sumOf(line, ["agree, few seeds", "better, few seeds"]);
@@ -84,11 +93,11 @@ function drawReproduced(host) {
       const name = data.papers[line.name];
       return element("a", { class: "card", href: link("experiments", { folder: line.name }) },
         element("h3", {}, name),
-        element("p", { class: "big" }, element("strong", {}, String(sumOf(line, SUMS[0][1]))), ` of ${line.counts["in a grid"]} agree`),
+        element("p", { class: "big" }, ...headline(line)),
         bar(line),
-        element("ul", {}, ...SUMS.slice(1).filter(([text, names]) => text !== "unclear" || sumOf(line, names)).map(
+        element("ul", {}, ...SUMS.slice(1).filter(([text, names]) => text === "differ" || sumOf(line, names)).map(
           ([text, names, kind]) => element("li", { class: sumOf(line, names) ? kind : "dash" }, `${sumOf(line, names)} ${text}${names.length === 4 ? fewText(line) : ""}`))),
-        element("p", { class: "muted" }, `${line.counts.published} numbers published`));
+        element("p", { class: "muted" }, `${line.counts["in a grid"]} numbers in a grid, ${line.counts.published} published`));
     })),
     partsLegend(lines),
   );

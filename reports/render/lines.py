@@ -86,7 +86,8 @@ def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
         for series in panel.series:
             _draw_series(ax, axis, series, looks[series.label], apart)
         if panel.note:
-            ax.text(0.97, 0.6, verbatim(panel.note), transform=ax.transAxes, ha="right", color=GREY, fontsize=SMALL)
+            note = filled(panel.note, 0.55 * room)
+            ax.text(0.97, 0.6, note, transform=ax.transAxes, ha="right", color=GREY, fontsize=SMALL)
         if chance is not None:
             ax.axhline(chance, color="black", lw=0.7, ls=":", zorder=1)
         axis.apply(ax)

@@ -105,6 +105,18 @@ def test_the_address_holds_what_is_chosen_and_back_undoes_it(tab):
 
 
 @needs_browser
+def test_a_link_to_a_case_of_a_kernel_shows_it(tab):
+    """The line was open, and thousands of pixels below what the reader saw."""
+    tab, file = tab
+    tab.size(1280, 900)
+    tab.open(file, "#kernels")
+    tab.js('[...document.querySelectorAll(".opener")].at(-1).click()')
+    tab.open(file, tab.js("location.hash"))
+    assert tab.js("scrollY") > 900
+    assert 0 < tab.js('document.querySelector("tr.detail").getBoundingClientRect().top') < 900
+
+
+@needs_browser
 def test_keys_open_a_line_only_at_its_button(tab):
     tab, file = tab
     tab.open(file, "#cells?experiment=h3/table2")

@@ -34,6 +34,7 @@ from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.linear import ResidualLinear, linear_behind
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import HeadNorm
+from subquad.models.parts.recompute import Keep, Recomputing, at_once, spares
 from subquad.models.rwkv import ChannelMixing
 from subquad.models.rwkv6 import MatrixStateConfig, MatrixTimeMix
 from subquad.suite.bounds import Width
@@ -48,8 +49,8 @@ class TimeMix7(MatrixTimeMix):
     def __init__(self, config: RWKV7Config, layer: int) -> None:
         d_model = config.d_model
         super().__init__(d_model, len(USES), layer, config.num_layers)
-        self.head_dim = config.head_size
-        self.num_heads = d_model // self.head_dim
+        self.head_dim, self.recompute = config.head_size, config.recompute
+        self.num_heads, self.num_layers = d_model // self.head_dim, config.num_layers
         for use, rank in (("w", config.ranks[0]), ("a", config.ranks[0]), ("g", config.ranks[1])):
             self.register_parameter(f"{use}_down", nn.Parameter(torch.empty(d_model, rank)))
             self.register_parameter(f"{use}_up", nn.Parameter(torch.empty(rank, d_model)))
@@ -90,9 +91,11 @@ class TimeMix7(MatrixTimeMix):
         low = x @ down
         return (torch.tanh(low) if use == "w" else torch.sigmoid(low) if use == "g" else low) @ up
 
-    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, last: Tensor | None = None, keep: Keep = at_once
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         """The inputs of `rwkv7_inputs`, v [..., H, K] and the gate; x and last as in `_mix`."""
-        mixed = dict(zip(USES, self._mix(x, last), strict=True))
+        mixed = dict(zip(USES, keep(lambda: self._mix(x, last)), strict=True))
         k, v, r = self.key(mixed["k"]), self.value(mixed["v"]), self.receptance(mixed["r"])
         w, a = self._low_rank("w", mixed["w"]), self._low_rank("a", mixed["a"])
         parameters = (self.w_0, self.a_0, self.xi, self.alpha, self.rho)
@@ -102,8 +105,16 @@ class TimeMix7(MatrixTimeMix):
         return self.out(self.norm(o, gate, gate_activation="identity", skip=v, skip_scale=strength))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, v, gate = self._project(x)
-        q, k, write, plain, log_decay, strength = rwkv7_inputs(*inputs, head_dim=self.head_dim)
+        # the linear maps keep six mixed inputs, and the delta rule three vectors and the decays in float32
+        if not spares(self.recompute, self.num_layers * x.numel() * (9 * x.element_size() + 4), x):
+            return self._run(x, at_once)
+        with Recomputing() as keep:
+            return self._run(x, keep)
+
+    def _run(self, x: Tensor, keep: Keep) -> tuple[Tensor, Tensor]:
+        inputs, v, gate = self._project(x, keep=keep)
+        prepared = keep(lambda: tuple(rwkv7_inputs(*inputs, head_dim=self.head_dim)))
+        q, k, write, plain, log_decay, strength = prepared
         beta = v.new_ones(v.shape[:-1])
         options: Any = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True}
         o, memory = delta_rule(q, k, v, beta, log_decay, **options)
@@ -129,8 +140,10 @@ class TimeMix7(MatrixTimeMix):
 class ChannelMix7(ChannelMixing):
     """Channel mixing of RWKV-7."""
 
-    def __init__(self, d_model: int, width: int, layer: int, num_layers: int) -> None:
-        super().__init__(d_model, 1, layer, num_layers)
+    def __init__(self, config: RWKV7Config, layer: int) -> None:
+        d_model, width = config.d_model, config.channel_width
+        super().__init__(d_model, 1, layer, config.num_layers)
+        self.recompute, self.num_layers = config.recompute, config.num_layers
         self.key = nn.Linear(d_model, width, bias=False)
         self.out = ResidualLinear(width, d_model, bias=False)
         self.reset_parameters()
@@ -140,8 +153,11 @@ class ChannelMix7(ChannelMixing):
         self.mu.copy_((1 - self._ramp() ** self.height**4).expand_as(self.mu))
 
     def _output(self, x: Tensor, last: Tensor | None = None) -> Tensor:
-        (mixed,) = self._mix(x, last)
-        return linear_behind(squared_relu, self.out, self.key(mixed))
+        if last is not None or not spares(self.recompute, self.num_layers * x.numel() * x.element_size(), x):
+            (mixed,) = self._mix(x, last)
+            return linear_behind(squared_relu, self.out, self.key(mixed))
+        with Recomputing() as keep:
+            return linear_behind(squared_relu, self.out, self.key(keep(lambda: self._mix(x, None)[0])))
 
 
 class RWKV7Config(MatrixStateConfig):
@@ -162,4 +178,4 @@ class RWKV7Config(MatrixStateConfig):
         return TimeMix7(self, layer)
 
     def channel_mix(self, layer: int) -> Mixer:
-        return ChannelMix7(self.d_model, self.channel_width, layer, self.num_layers)
+        return ChannelMix7(self, layer)

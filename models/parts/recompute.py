@@ -41,38 +41,47 @@ def spares(recompute: Recompute, num_bytes: int, x: Tensor) -> bool:
     return num_bytes > AUTO_SHARE * torch.cuda.get_device_properties(x.device).total_memory
 
 
-class _Recipe:
-    """One result that is computed again, and the number of operations that still want it."""
+Made = TypeVar("Made", Tensor, tuple[Tensor, ...])
+"""One result, or several that are made together."""
+Keep = Callable[[Callable[[], Any]], Any]
+"""`keep` of `Recomputing`, or `at_once`: from a function to what it makes, of type `Made`."""
 
-    def __init__(self, make: Callable[[], Tensor | tuple[Tensor, ...]], kind: str) -> None:
+
+class _Recipe:
+    """Results that are made together and computed again, and the number of operations that still want one of them."""
+
+    def __init__(self, make: Callable[[], Any], kind: str) -> None:
         self.make = make
         self.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         self.num_uses = self.num_left = 0
-        self.value: Tensor | None = None
+        self.values: tuple[Tensor, ...] = ()
 
-    def packed(self, x: Tensor) -> Packed:
+    def packed(self, index: int, x: Tensor) -> Packed:
         self.num_uses += 1
-        return Packed(self, x.shape, x.stride(), int(x.storage_offset()))
+        return Packed(self, index, x.shape, x.stride(), int(x.storage_offset()))
 
-    def take(self) -> Tensor:
-        if self.value is None:
+    def take(self, index: int) -> Tensor:
+        if not self.values:
             kind, dtype, enabled = self.autocast
             with torch.no_grad(), torch.autocast(kind, dtype, enabled, cache_enabled=False):
-                made = self.make()
-            # all of them are views of one memory
-            self.value = made if isinstance(made, Tensor) else made[0]
+                self.values = _all_of(self.make())
             self.num_left = self.num_uses
-        value = self.value
+        value = self.values[index]
         self.num_left -= 1
         if not self.num_left:
-            self.value = None
+            self.values = ()
         return value
 
 
+def _all_of(made: Any) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
 class Packed(NamedTuple):
-    """A saved tensor that is the result of a recipe, or a part of it: its place in the memory of the result."""
+    """A saved tensor that is a result of a recipe, or a part of one: its place in the memory of the result."""
 
     recipe: _Recipe
+    index: int
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -85,15 +94,15 @@ class Recomputing:
             y = expensive(keep(lambda: cheap(x)))
 
     `make` is called now and again in the backward pass, there without a gradient; tensors that it closes over stay in
-    memory. The results must be contiguous, and must live until the context ends. Views of them are not kept either.
-    make may give several tensors; they are kept unless they lie in one memory, side by side.
+    memory. It gives a tensor or a tuple of them. The results must be contiguous, and must live until the context ends.
+    Views of them are not kept either.
     """
 
     def __init__(self) -> None:
-        self._recipes: dict[int, _Recipe] = {}
+        self._recipes: dict[int, tuple[_Recipe, int]] = {}
         self._hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
-    def __enter__(self) -> Callable[[Callable[[], Made]], Made]:
+    def __enter__(self) -> Keep:
         self._hooks.__enter__()
         return self._keep
 
@@ -105,25 +114,28 @@ class Recomputing:
 
     def _keep(self, make: Callable[[], Made]) -> Made:
         made = make()
-        parts = (made,) if isinstance(made, Tensor) else made
-        memory = parts[0].untyped_storage()
-        num_bytes = sum(part.numel() * part.element_size() for part in parts if part.is_contiguous())
-        together = all(part.untyped_storage().data_ptr() == memory.data_ptr() for part in parts)
-        # a result that is part of another tensor shares its memory with what `make` does not give
-        if together and num_bytes == memory.nbytes():
-            self._recipes[memory.data_ptr()] = _Recipe(make, parts[0].device.type)
+        results = _all_of(made)
+        recipe = _Recipe(make, results[0].device.type)
+        for index, result in enumerate(results):
+            memory = result.untyped_storage()
+            # a result that is part of another tensor shares its memory with what `make` does not give
+            if result.is_contiguous() and memory.nbytes() == result.numel() * result.element_size():
+                self._recipes[memory.data_ptr()] = recipe, index
         return made
 
     def _pack(self, x: Tensor) -> Any:
-        recipe = self._recipes.get(x.untyped_storage().data_ptr())
-        return x if recipe is None else recipe.packed(x)
+        found = self._recipes.get(x.untyped_storage().data_ptr())
+        if found is None:
+            return x
+        recipe, index = found
+        return recipe.packed(index, x)
 
     @staticmethod
     def _unpack(packed: Any) -> Tensor:
         if isinstance(packed, Tensor):
             return packed
-        recipe, *place = packed
-        return recipe.take().as_strided(*place)
+        recipe, index, *place = packed
+        return recipe.take(index).as_strided(*place)
 
 
 def at_once(make: Callable[[], Made]) -> Made:

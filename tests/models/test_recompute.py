@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from subquad.kernels.ssd import ssd
-from subquad.models import MODELS, mamba
+from subquad.models import MODELS, mamba, rwkv7
 from subquad.models.attention import AttentionConfig
 from subquad.models.gsa import GSAConfig
 from subquad.models.mamba import S6, MambaConfig
@@ -40,6 +40,25 @@ def test_a_result_is_made_twice_and_not_kept():
     y = x.sin()
     expected = torch.autograd.grad((y @ weight).sum() + (y * y).sum(), [x, weight])
     torch.testing.assert_close(gradients, expected)
+
+
+def test_results_that_are_made_together_are_made_again_once():
+    calls = []
+    x = torch.randn(5, 3, requires_grad=True)
+
+    def make():
+        calls.append(torch.is_grad_enabled())
+        return x.sin(), x.cos()
+
+    with Recomputing() as keep:
+        first, second = keep(make)
+        alive = [weakref.ref(first), weakref.ref(second)]
+        z = (first * first + second * first).sum()
+        del first, second
+    assert [y() for y in alive] == [None, None]
+    (gradient,) = torch.autograd.grad(z, x)
+    assert calls == [True, False]
+    torch.testing.assert_close(gradient, (2 * x).sin() + (2 * x).cos())
 
 
 def test_a_second_backward_pass_makes_it_again():
@@ -125,6 +144,35 @@ def test_mamba_2_gives_the_same_bits_where_it_computes_again(name, monkeypatch):
         monkeypatch.setattr(import_module(f"subquad.models.{name}"), "spares", lambda *_, answer=answer: answer)
         y = layer(u)
         results.append([y, *torch.autograd.grad(y.square().sum(), [u, *layer.parameters()])])
+
+
+def test_rwkv7_keeps_neither_mixed_inputs_nor_what_the_delta_rule_reads(monkeypatch):
+    alive, results = [], []
+    mix = rwkv7.ChannelMix7._mix
+
+    def rule(q, k, v, beta, log_decay, *, write, plain, **_):
+        # keeps all of them for their gradients, as the kernels do; plain PyTorch needs `plain` for that of the strength
+        alive.extend(map(weakref.ref, (k, log_decay, write)))
+        return q * k * v * log_decay * write * plain, None
+
+    def mixed(*arguments):
+        found = mix(*arguments)
+        alive.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr(rwkv7, "delta_rule", rule)
+    for mixer in (rwkv7.TimeMix7, rwkv7.ChannelMix7):
+        monkeypatch.setattr(mixer, "_mix", mixed)
+    for spares in (False, True):
+        monkeypatch.setattr(rwkv7, "spares", lambda *_, value=spares: value)
+        torch.manual_seed(0)
+        model = MODELS.load("rwkv7")(num_layers=1, d_model=16, head_dim=8).build(TOKENS)
+        alive.clear()
+        y = model(torch.arange(8).view(2, 4))
+        if spares:
+            assert [x() for x in alive] == [None] * (6 + 3 + 1)
+        y.square().sum().backward()
+        results.append([parameter.grad for parameter in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

@@ -73,7 +73,9 @@ def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
     body = down * (height + 0.14 * head) + axis.height * (1 if apart else down) + 0.1
     looks = dict.fromkeys(rows, (OURS, "")) if apart else _looks(rows)
     y_label = figure.spec.y_label or figure.spec.y.replace("_", " ")
-    heading = Heading(words.title, words.details, _x_label(report, axis), y_label, words.note)
+    metrics = {report.spec.of(column, "metric") for column in report.spec.columns}
+    shown = f"Of these: {y_label.partition(' (')[0]}" if len(metrics) > 1 else ""
+    heading = Heading(words.title, words.details or shown, _x_label(report, axis), y_label, words.note)
     chance = _chance(report)
     legend = _legend(figure, looks, apart)
     legend += [(Line2D([], [], ls=":", lw=0.9, color="black"), "chance")] * (chance is not None)

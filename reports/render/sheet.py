@@ -7,6 +7,7 @@ legend and the note; the panels share what is between.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -231,21 +232,23 @@ LEGEND_LINE = 1.35 * TEXT / 72
 
 
 def _legend_shape(labels: Sequence[str], room: float) -> tuple[int, int]:
-    """The largest number of columns of the legend that fit, and its number of lines; a single column is wrapped."""
-    if not labels:
-        return 0, 0
-    for columns in range(len(labels), 1, -1):
-        lines = math.ceil(len(labels) / columns)
-        # matplotlib fills a column before the next, and the first ones have one more where the number does not divide
-        full, rest = divmod(len(labels), columns)
-        starts, widths = 0, 0.0
-        for column in range(columns):
-            part = labels[starts : starts + full + (column < rest)]
-            starts += len(part)
-            widths += max(measure(label, TEXT) for label in part) + (HANDLE + 0.5 + GAP) * TEXT / 72
-        if widths <= room:
-            return columns, lines
-    return 1, sum(len(wrapped(label, room - (HANDLE + 0.5) * TEXT / 72, TEXT)) for label in labels)
+    """Columns and lines of the legend: the fewest lines, and of their columns the fewest, so that lines are equally
+    long; a single column is wrapped."""
+    found = {columns: math.ceil(len(labels) / columns) for columns in range(2, len(labels) + 1)}
+    fitting = [(lines, columns) for columns, lines in found.items() if _legend_width(labels, columns) <= room]
+    if fitting:
+        lines, columns = min(fitting)
+        return columns, lines
+    return min(len(labels), 1), sum(len(wrapped(label, room - (HANDLE + 0.5) * TEXT / 72, TEXT)) for label in labels)
+
+
+def _legend_width(labels: Sequence[str], columns: int) -> float:
+    """The width of a legend of so many columns, in inches."""
+    # matplotlib fills a column before the next, and the first ones have one more where the number does not divide
+    full, rest = divmod(len(labels), columns)
+    ends = list(itertools.accumulate(full + (column < rest) for column in range(columns)))
+    parts = [labels[start:end] for start, end in itertools.pairwise([0, *ends])]
+    return sum(max(measure(label, TEXT) for label in part) + (HANDLE + 0.5 + GAP) * TEXT / 72 for part in parts)
 
 
 def _legend(canvas: Canvas, legend: Sequence[tuple[Any, str]], columns: int, corner: tuple[float, float]) -> None:

@@ -7,6 +7,7 @@ expensive operation makes of them. Both give the same values, bit by bit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-Made = TypeVar("Made", Tensor, tuple[Tensor, Tensor])
 Recompute = Literal["auto", "never", "layer"]
 """`auto`: what a layer can compute again in little time, where memory is short. `layer`: all of every layer."""
 AUTO_SHARE = 1 / 128
@@ -81,7 +81,7 @@ class Packed(NamedTuple):
     """A saved tensor that is a result of a recipe, or a part of one: its place in the memory of the result."""
 
     recipe: _Recipe
-    index: int
+    which: int
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -94,12 +94,13 @@ class Recomputing:
             y = expensive(keep(lambda: cheap(x)))
 
     `make` is called now and again in the backward pass, there without a gradient; tensors that it closes over stay in
-    memory. It gives a tensor or a tuple of them. The results must be contiguous, and must live until the context ends.
-    Views of them are not kept either.
+    memory. It gives a tensor or a tuple of them, each with a memory of its own or side by side in one. The results must
+    be contiguous, and live until the context ends. Views of them are not kept either.
     """
 
     def __init__(self) -> None:
         self._recipes: dict[int, tuple[_Recipe, int]] = {}
+        self._results: list[Any] = []
         self._hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def __enter__(self) -> Keep:
@@ -111,16 +112,19 @@ class Recomputing:
     ) -> None:
         self._hooks.__exit__(kind, error, trace)
         self._recipes.clear()
+        self._results.clear()
 
     def _keep(self, make: Callable[[], Made]) -> Made:
         made = make()
-        results = _all_of(made)
-        recipe = _Recipe(make, results[0].device.type)
-        for index, result in enumerate(results):
+        recipe, covered = _Recipe(make, _all_of(made)[0].device.type), Counter[int]()
+        for index, result in enumerate(_all_of(made)):
             memory = result.untyped_storage()
-            # a result that is part of another tensor shares its memory with what `make` does not give
-            if result.is_contiguous() and memory.nbytes() == result.numel() * result.element_size():
+            covered[memory.data_ptr()] += result.numel() * result.element_size() * result.is_contiguous()
+            # results that are part of another tensor share its memory with what `make` does not give
+            if covered[memory.data_ptr()] == memory.nbytes():
                 self._recipes[memory.data_ptr()] = recipe, index
+        # while they live, no other tensor has their memory
+        self._results.append(made)
         return made
 
     def _pack(self, x: Tensor) -> Any:

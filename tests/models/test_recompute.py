@@ -122,6 +122,29 @@ def test_a_part_of_a_result_is_not_kept_either():
     assert torch.equal(found, torch.autograd.grad((y[:, :2] ** 2).sum() + (y[:, 2::2] * y[:, 3::2]).sum(), x)[0])
 
 
+def test_results_side_by_side_in_one_memory_are_not_kept():
+    x = torch.randn(4, 6, requires_grad=True)
+    with Recomputing() as keep:
+        first, second = keep(lambda: tuple(x.sin().view(2, 2, 6).unbind()))
+        alive = weakref.ref(first._base)
+        z = (first * second).sum()
+        del first, second
+    assert alive() is None
+    (found,) = torch.autograd.grad(z, x)
+    assert torch.equal(found, torch.autograd.grad((x.sin()[:2] * x.sin()[2:]).sum(), x)[0])
+
+
+def test_memory_that_a_result_leaves_is_not_mistaken_for_it():
+    """Other tensors of its size would be put into the same memory."""
+    x = torch.randn(64, 64, requires_grad=True)
+    with Recomputing() as keep:
+        z = keep(lambda: x.sin()).sum()
+        for _ in range(20):
+            z = z + (x * 2).square().sum()
+    (found,) = torch.autograd.grad(z, x)
+    torch.testing.assert_close(found, x.cos() + 160 * x)
+
+
 def test_a_result_inside_another_tensor_is_kept():
     """Its memory holds what the recipe does not give."""
     x = torch.randn(4, 6, requires_grad=True)

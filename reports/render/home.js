@@ -277,7 +277,14 @@ function drawChanges(host) {
     if (found.length) changeTable(part, `${title}, the ${Math.min(5, found.length)} that changed most`, found.slice(0, 5));
     two.append(part);
   }
-  host.append(two, element("p", {}, element("a", { href: link("kernels", { sort: "-change" }) }, "all cases, ordered by their change")));
+  host.append(two);
+  const same = changes.filter((change) => change.inOneRun && !isChange(change));
+  if (same.length) {
+    host.append(element("h3", {}, `Timed in one run, and the same: ${same.length}`), element("ul", {}, ...same.map((change) => element("li", {},
+      `${change.row.operator} ${change.row.pass} ${change.row.case}, ${deviceName(change.row.device)}: ${changeText(change)}; ` +
+      `${change.before[0].slice(0, 7)} → ${change.now[0].slice(0, 7)} of ${change.now[1]}; ${change.differs}`))));
+  }
+  host.append(element("p", {}, element("a", { href: link("kernels", { sort: "-change" }) }, "all cases, ordered by their change")));
   return true;
 }
 

@@ -309,6 +309,7 @@ def _change(change: Change | None) -> dict[str, Any] | None:
         "verdict": change.verdict,
         "others": change.others if change.others is None else _short(change.others),
         "differs": change.differs,
+        "inOneRun": bool(change.in_one_run),
     }
 
 

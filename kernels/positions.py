@@ -1,13 +1,34 @@
-"""Operators whose inputs are vectors [D] at every position, in heads of K channels, share this check and this cast."""
+"""What operators share whose inputs are vectors at every position: a check, a cast and sums along time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.checks import check_shapes
+
+BLOCK = 128
+"""`running_sum` adds this many positions one after the other."""
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """sum_{j <= t} x_j of x [B, T, ...].
+
+    Blocks of positions are added at the same time. On a GPU torch.cumsum goes through time step by step, in one thread
+    for each of the other elements, so it is slow for one long sequence.
+    """
+    steps = x.shape[1]
+    size = max(1, min(BLOCK, steps))
+    padding = (0, 0) * (x.ndim - 2)
+    # padding by nothing is a copy
+    whole = F.pad(x, (*padding, 0, -steps % size)) if steps % size else x
+    blocks = whole.unflatten(1, (-1, size))
+    within = blocks.cumsum(2)
+    before = F.pad(within[:, :-1, -1:].cumsum(1), (*padding, 0, 0, 1, 0))
+    return (within + before).flatten(1, 2)[:, :steps]
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ from subquad.models.parts.linear import ResidualLinear, split_linear
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
 from subquad.models.parts.recompute import Recomputing, at_once, spares
-from subquad.models.parts.time_axis import LeftPadding, blank, running_sum
+from subquad.models.parts.time_axis import LeftPadding, blank
 from subquad.suite.bounds import Ratio
 from subquad.suite.contracts import TaskSpec
 
@@ -94,29 +94,28 @@ class Mamba3(Mixer):
             nn.init.ones_(ones)
 
     def _parts(self, u: Tensor, padding: LeftPadding | None = None) -> tuple[Tensor, ...]:
-        """z [..., E D], x [..., H, P], norms of B and C [..., N], dt, -dt a, l [..., H], turns [..., H, R]."""
+        """z [..., E D], x [..., H, P], norms of B and C [..., N], dt, -dt a, l [..., H], pi tanh(w) [..., R]."""
         z, x, B, C, dt, a, trapezoid, turn = split_linear(self.in_proj, u, self.sizes)
         dt = blank(F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias)), padding)
         log_decay = -dt * F.softplus(at_least_float32(a)).clamp(min=LEAST_RATE)
-        turns = dt.unsqueeze(-1) * (math.pi * torch.tanh(at_least_float32(turn))).unsqueeze(-2)
+        turn = math.pi * torch.tanh(at_least_float32(turn))
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         trapezoid = torch.sigmoid(at_least_float32(trapezoid))
-        return z, x, self.B_norm(B), self.C_norm(C), dt, log_decay, trapezoid, turns
+        return z, x, self.B_norm(B), self.C_norm(C), dt, log_decay, trapezoid, turn
 
     def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """y [B, T, D], and at the last position of u [B, T, D] the norm of B, theta, S and x."""
-        z, x, B, C, dt, log_decay, trapezoid, turns = self._parts(u, padding)
-        theta = running_sum(turns)
+        """y [B, T, D] of u [B, T, D]; the last norm of B, all dt and pi tanh(w), and the last S and x."""
+        z, x, B, C, dt, log_decay, trapezoid, turn = self._parts(u, padding)
         now = trapezoid * dt
         # the next position adds this term for the current one
         later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)
         kept = self._keeping(u)
         with kept as keep:
-            k, q = keep(lambda: rotated_keys(B, C, self.B_bias, self.C_bias, theta, dtype=x.dtype))
+            k, q = keep(lambda: rotated_keys(B, C, self.B_bias, self.C_bias, dt, turn, dtype=x.dtype))
             states = {"return_final_state": True, "recompute": isinstance(kept, Recomputing)}
             y, memory = self.operator(q, k, x, log_decay, now + later, now, self.D, **states)
             y = self.out(keep(lambda: _gated(y, z)))
-        return y, (B[:, -1], theta[:, -1], memory, x[:, -1])
+        return y, (B[:, -1], dt, turn, memory, x[:, -1])
 
     def _keeping(self, u: Tensor) -> AbstractContextManager[Any]:
         """`Recomputing` where keys, queries and gated outputs of all layers would take much memory, or `at_once`."""
@@ -139,8 +138,8 @@ class Mamba3(Mixer):
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         angle, memory, last_k, last_x = state
-        z, x, B, C, dt, log_decay, trapezoid, turns = self._parts(x_t)
-        angle = torch.remainder(angle + turns, 2 * math.pi)
+        z, x, B, C, dt, log_decay, trapezoid, turn = self._parts(x_t)
+        angle = torch.remainder(angle + dt.unsqueeze(-1) * turn.unsqueeze(-2), 2 * math.pi)
         k, q = rotate_pairs(angle, B.unsqueeze(-2) + self.B_bias, C.unsqueeze(-2) + self.C_bias)
         late = ((1 - trapezoid) * dt).unsqueeze(-1) * last_k
         memory = torch.addcmul(memory, late.unsqueeze(-1), last_x.unsqueeze(-2))
@@ -151,7 +150,8 @@ class Mamba3(Mixer):
         return self.out(_gated(y, z)), (angle, memory, k, wide)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
-        y, (B, theta, memory, last_x) = self._sequence(x, padding)
+        y, (B, dt, turn, memory, last_x) = self._sequence(x, padding)
+        theta = (dt.unsqueeze(-1) * turn.unsqueeze(-2)).sum(1)
         (last_k,) = rotate_pairs(theta, B.unsqueeze(-2) + self.B_bias)
         return y, (torch.remainder(theta, 2 * math.pi), memory, last_k, at_least_float32(last_x))
 

@@ -11,15 +11,17 @@ def rotated_keys_reference(
     C: Tensor,
     B_bias: Tensor,
     C_bias: Tensor,
-    theta: Tensor,
+    dt: Tensor,
+    turn: Tensor,
     *,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results as in the public operator, computed in the dtypes of the arguments."""
-    keys, queries = [], []
+    keys, queries, theta = [], [], torch.zeros_like(dt[:, 0, :, None] * turn[:, 0, None])
     for t in range(B.shape[1]):
-        keys.append(_rotated(B[:, t, None] + B_bias, theta[:, t]))
-        queries.append(_rotated(C[:, t, None] + C_bias, theta[:, t]))
+        theta = theta + dt[:, t, :, None] * turn[:, t, None]
+        keys.append(_rotated(B[:, t, None] + B_bias, theta))
+        queries.append(_rotated(C[:, t, None] + C_bias, theta))
     dtype = dtype or B.dtype
     return torch.stack(keys, 1).to(dtype), torch.stack(queries, 1).to(dtype)
 

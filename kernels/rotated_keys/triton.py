@@ -5,16 +5,19 @@ h = R(-theta_t) dq_t:
 
     db = g,   dc = h,   dtheta_i = g_{i+R} b_i - g_i b_{i+R} + h_{i+R} c_i - h_i c_{i+R}
     dB = sum over heads of db,   db_B = sum over batch and time of db,   and so with C
+    e_t = sum of dtheta from t on,   ddt_t = e_t . turn_t for each head,   dturn_t = sum over heads of dt_t e_t
 
-No k or q is kept.
+No k, q, theta or dtheta is kept or written, but theta before every tile, and the sum of dtheta over each tile. The part
+of e from within a tile enters ddt and dturn where dtheta is computed, and the part from behind it in two more passes
+over what is [batch, T, H] and [batch, T, R].
 
-Layout:  all tensors dense, with the B T positions of a batch as rows. A program takes BLOCK_T rows and goes through a
-         group of heads, so that it reads its rows of B and C once and adds their gradients up in registers. Gradients
-         of biases are summed over the rows of a program there, and over programs by `row_sums`.
+Layout:  all tensors dense. A program takes a tile of BLOCK_T positions of a sequence and goes through a group of heads,
+         so that it reads its rows of B and C once and adds their gradients up in registers. Gradients of biases are
+         summed over the positions of a program there, and over programs by `row_sums`.
 float32: everything between a load and a store.
 Limits:  none; offsets are int64.
-Cost:    reads theta and writes k and q, H (4 R + 2 N s) bytes a position for results of s bytes; backward
-         reads their gradients and theta, and writes that of theta, H (8 R + 2 N s), and H N 16 / BLOCK_T for biases.
+Cost:    writes k and q, 2 H N s bytes a position for results of s bytes; backward reads their gradients, and writes
+         H N 16 / BLOCK_T bytes for biases; angles are 12 H R / BLOCK_T bytes.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -38,15 +41,17 @@ from subquad.kernels.sums import row_sums
 class Tuning(NamedTuple):
     """Tile of a program."""
 
-    block_t: int
-    """Positions."""
     num_warps: int
     programs: int
     """Programs for each multiprocessor, below which heads are split into more groups."""
 
 
-INPUTS = ("B", "C", "B_bias", "C_bias", "theta")
-FORWARD, BACKWARD = Tuning(16, 4, 16), Tuning(16, 4, 4)
+INPUTS = ("B", "C", "B_bias", "C_bias", "dt", "turn")
+BLOCK_T = 16
+"""Positions of a tile."""
+FORWARD, BACKWARD = Tuning(4, 16), Tuning(4, 4)
+TILES = 8
+"""Tiles that a sum along time takes at once."""
 
 
 @triton.jit
@@ -55,19 +60,96 @@ def _load(p, o, m):
 
 
 @triton.jit
+def _angles_kernel(
+    dt, turn, before,
+    T, H, num_t,
+    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """theta before every tile of one head of a sequence, [batch, tiles, H, R]."""
+    i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    o_r, o_i = tl.arange(0, BLOCK_R), tl.arange(0, TILES)
+    m_r = o_r < R
+    b_theta = tl.zeros([BLOCK_R], tl.float32)
+    for i in range(0, num_t, TILES):
+        o_t = i * BLOCK_T + tl.arange(0, TILES * BLOCK_T)
+        b_dt = _load(dt, (i_b * T + o_t) * H + i_h, o_t < T)
+        b_turn = _load(turn, (i_b * T + o_t)[:, None] * R + o_r[None, :], (o_t < T)[:, None] & m_r[None, :])
+        b_sums = tl.sum(tl.reshape(b_dt[:, None] * b_turn, [TILES, BLOCK_T, BLOCK_R]), 1)
+        b_until = tl.cumsum(b_sums, 0)
+        o_before = ((i_b * num_t + i + o_i) * H + i_h)[:, None] * R + o_r[None, :]
+        m = (i + o_i < num_t)[:, None] & m_r[None, :]
+        tl.store(before + o_before, b_theta[None, :] + (b_until - b_sums), mask=m)
+        b_theta += tl.sum(b_sums, 0)
+
+
+@triton.jit
+def _step_gradients_kernel(
+    turn, sums, part, after, ddt,
+    T, H, num_t,
+    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """ddt of one head of a sequence, from its part within tiles, and the sums of dtheta behind every tile.
+
+    sums and after are [batch, tiles, H, R], part and ddt [batch, T, H].
+    """
+    i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
+    o_r, o_i = tl.arange(0, BLOCK_R), tl.arange(0, TILES)
+    m_r = o_r < R
+    b_behind = tl.zeros([BLOCK_R], tl.float32)
+    for j in range(0, num_t, TILES):
+        i = (tl.cdiv(num_t, TILES) - 1) * TILES - j
+        o_sums = ((i_b * num_t + i + o_i) * H + i_h)[:, None] * R + o_r[None, :]
+        m_sums = (i + o_i < num_t)[:, None] & m_r[None, :]
+        b_sums = _load(sums, o_sums, m_sums)
+        b_after = b_behind[None, :] + (tl.cumsum(b_sums, 0, reverse=True) - b_sums)
+        tl.store(after + o_sums, b_after, mask=m_sums)
+        o_t = i * BLOCK_T + tl.arange(0, TILES * BLOCK_T)
+        b_turn = _load(turn, (i_b * T + o_t)[:, None] * R + o_r[None, :], (o_t < T)[:, None] & m_r[None, :])
+        b_turn = tl.reshape(b_turn, [TILES, BLOCK_T, BLOCK_R])
+        b_ddt = tl.reshape(tl.sum(b_turn * b_after[:, None, :], 2), [TILES * BLOCK_T])
+        o_ddt = (i_b * T + o_t) * H + i_h
+        tl.store(ddt + o_ddt, b_ddt + _load(part, o_ddt, o_t < T), mask=o_t < T)
+        b_behind += tl.sum(b_sums, 0)
+
+
+@triton.jit
+def _turn_gradients_kernel(
+    dt, after, part, dturn,
+    rows, T, H, num_t, groups,
+    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """dturn of a tile, from its parts [groups, batch T, R] within tiles."""
+    i_b, i_t = (tl.program_id(0) // num_t).to(tl.int64), tl.program_id(0) % num_t
+    o_r, o_t = tl.arange(0, BLOCK_R), i_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    m_t, m_r = o_t < T, o_r < R
+    o_x = (i_b * T + o_t)[:, None] * R + o_r[None, :]
+    m_x = m_t[:, None] & m_r[None, :]
+    b_dturn = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
+    for i in range(groups):
+        b_dturn += _load(part, i * rows * R + o_x, m_x)
+    for i_h in range(H):
+        b_after = _load(after, ((i_b * num_t + i_t) * H + i_h) * R + o_r, m_r)
+        b_dturn += _load(dt, (i_b * T + o_t) * H + i_h, m_t)[:, None] * b_after[None, :]
+    tl.store(dturn + o_x, b_dturn, mask=m_x)
+
+
+@triton.jit
 def _rotated_keys_fwd_kernel(
-    B, C, B_bias, C_bias, theta, keys, queries,
-    rows, H, heads,
+    B, C, B_bias, C_bias, dt, turn, before, keys, queries,
+    T, H, num_t, heads,
     R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_T rows of a group of heads."""
+    """A tile of a group of heads; before is theta before every tile, [batch, tiles, H, R]."""
     N = 2 * R + REST
     groups = tl.cdiv(H, heads)
     first = tl.program_id(0) % groups * heads
-    o_t = (tl.program_id(0) // groups).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    i_t = (tl.program_id(0) // groups).to(tl.int64)
+    o_t = i_t % num_t * BLOCK_T + tl.arange(0, BLOCK_T)
     o_r, o_n = tl.arange(0, BLOCK_R), 2 * R + tl.arange(0, BLOCK_REST)
-    m_t = o_t < rows
+    m_t = o_t < T
+    o_t += i_t // num_t * T
     m_r, m_n = m_t[:, None] & (o_r < R)[None, :], m_t[:, None] & (o_n < N)[None, :]
+    b_turn = _load(turn, o_t[:, None] * R + o_r[None, :], m_r)
     o_x = o_t[:, None] * N
     element = keys.dtype.element_ty
     b_B1, b_B2 = _load(B, o_x + o_r[None, :], m_r), _load(B, o_x + R + o_r[None, :], m_r)
@@ -76,7 +158,8 @@ def _rotated_keys_fwd_kernel(
         b_B3, b_C3 = _load(B, o_x + o_n[None, :], m_n), _load(C, o_x + o_n[None, :], m_n)
     for i_h in range(first, tl.minimum(first + heads, H)):
         o_h = (o_t * H + i_h)[:, None]
-        b_theta = _load(theta, o_h * R + o_r[None, :], m_r)
+        b_dt = _load(dt, o_t * H + i_h, m_t)[:, None]
+        b_theta = tl.cumsum(b_dt * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
         b_cos, b_sin = tl.cos(b_theta), tl.sin(b_theta)
         o_b, m_b = i_h * N + o_r, o_r < R
         b_b1, b_b2 = b_B1 + _load(B_bias, o_b, m_b)[None, :], b_B2 + _load(B_bias, o_b + R, m_b)[None, :]
@@ -95,22 +178,29 @@ def _rotated_keys_fwd_kernel(
 
 @triton.jit
 def _rotated_keys_bwd_kernel(
-    B, C, B_bias, C_bias, theta, dkeys, dqueries,
-    dB, dC, dB_bias, dC_bias, dtheta,
-    rows, H, heads,
+    B, C, B_bias, C_bias, dt, turn, before, dkeys, dqueries,
+    dB, dC, dB_bias, dC_bias, sums, ddt, dturn,
+    rows, T, H, num_t, heads,
     R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_T rows of a group of heads: dB, dC [groups, rows, N], and dB_bias, dC_bias [tiles of rows, H, N]."""
+    """A tile of a group of heads: dB, dC [groups, rows, N] and dB_bias, dC_bias [tiles, H, N].
+
+    Rows and tiles are those of all sequences. Of the sums of dtheta from a position on, ddt [rows, H] and dturn
+    [groups, rows, R] get what lies in the tile.
+    """
     N = 2 * R + REST
     groups = tl.cdiv(H, heads)
     i_g, i_t = tl.program_id(0) % groups, (tl.program_id(0) // groups).to(tl.int64)
-    o_t = i_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    o_t = i_t % num_t * BLOCK_T + tl.arange(0, BLOCK_T)
     o_r, o_n = tl.arange(0, BLOCK_R), 2 * R + tl.arange(0, BLOCK_REST)
-    m_t, m_b, m_rest = o_t < rows, o_r < R, o_n < N
+    m_t, m_b, m_rest = o_t < T, o_r < R, o_n < N
+    o_t += i_t // num_t * T
     m_r, m_n = m_t[:, None] & m_b[None, :], m_t[:, None] & m_rest[None, :]
     o_x = o_t[:, None] * N
     b_B1, b_B2 = _load(B, o_x + o_r[None, :], m_r), _load(B, o_x + R + o_r[None, :], m_r)
     b_C1, b_C2 = _load(C, o_x + o_r[None, :], m_r), _load(C, o_x + R + o_r[None, :], m_r)
+    b_turn = _load(turn, o_t[:, None] * R + o_r[None, :], m_r)
+    b_dturn = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
     b_dB1, b_dB2 = tl.zeros([BLOCK_T, BLOCK_R], tl.float32), tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
     b_dC1, b_dC2 = tl.zeros([BLOCK_T, BLOCK_R], tl.float32), tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
     if REST > 0:
@@ -124,7 +214,8 @@ def _rotated_keys_bwd_kernel(
             b_dB3, b_dC3 = b_dB3 + b_g, b_dC3 + b_h
             tl.store(p_b + o_n, tl.sum(b_g, 0), mask=m_rest)
             tl.store(p_c + o_n, tl.sum(b_h, 0), mask=m_rest)
-        b_theta = _load(theta, o_h * R + o_r[None, :], m_r)
+        b_dt = _load(dt, o_t * H + i_h, m_t)[:, None]
+        b_theta = tl.cumsum(b_dt * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
         b_cos, b_sin = tl.cos(b_theta), tl.sin(b_theta)
         o_b = i_h * N + o_r
         b_b1, b_b2 = b_B1 + _load(B_bias, o_b, m_b)[None, :], b_B2 + _load(B_bias, o_b + R, m_b)[None, :]
@@ -134,12 +225,16 @@ def _rotated_keys_bwd_kernel(
         b_x, b_y = _load(p_q, o_r[None, :], m_r), _load(p_q, R + o_r[None, :], m_r)
         b_h1, b_h2 = b_x * b_cos + b_y * b_sin, b_y * b_cos - b_x * b_sin
         b_dtheta = b_g2 * b_b1 - b_g1 * b_b2 + b_h2 * b_c1 - b_h1 * b_c2
-        tl.store(dtheta + o_h * R + o_r[None, :], b_dtheta, mask=m_r)
+        tl.store(sums + (i_t * H + i_h) * R + o_r, tl.sum(b_dtheta, 0), mask=m_b)
+        b_dtheta = tl.cumsum(b_dtheta, 0, reverse=True)
+        tl.store(ddt + o_t * H + i_h, tl.sum(b_dtheta * b_turn, 1), mask=m_t)
+        b_dturn += b_dt * b_dtheta
         b_dB1, b_dB2, b_dC1, b_dC2 = b_dB1 + b_g1, b_dB2 + b_g2, b_dC1 + b_h1, b_dC2 + b_h2
         tl.store(p_b + o_r, tl.sum(b_g1, 0), mask=m_b)
         tl.store(p_b + R + o_r, tl.sum(b_g2, 0), mask=m_b)
         tl.store(p_c + o_r, tl.sum(b_h1, 0), mask=m_b)
         tl.store(p_c + R + o_r, tl.sum(b_h2, 0), mask=m_b)
+    tl.store(dturn + i_g.to(tl.int64) * rows * R + o_t[:, None] * R + o_r[None, :], b_dturn, mask=m_r)
     p_B, p_C = dB + i_g.to(tl.int64) * rows * N + o_x, dC + i_g.to(tl.int64) * rows * N + o_x
     tl.store(p_B + o_r[None, :], b_dB1, mask=m_r)
     tl.store(p_B + R + o_r[None, :], b_dB2, mask=m_r)
@@ -151,97 +246,147 @@ def _rotated_keys_bwd_kernel(
 
 
 class Plan(NamedTuple):
-    """The work of both kernels, and the arguments behind the tensors that they share."""
+    """The work of both large kernels, and the arguments of all kernels behind their tensors."""
 
     tiles: int
-    """Tiles of rows."""
+    """Tiles of all sequences."""
     groups: int
     """Groups of heads."""
-    sizes: dict[str, Any]
+    numbers: dict[str, int]
+    blocks: dict[str, Any]
+    rest: dict[str, Any]
+    """Arguments of the large kernels alone."""
+
+    @property
+    def along_time(self) -> dict[str, Any]:
+        """Arguments of kernels whose programs walk along time."""
+        tiles = min(TILES, power_of_2(self.numbers["num_t"]))
+        return {**self.numbers, **self.blocks, "TILES": tiles, "num_warps": 4}
 
 
-def _plan(B: Tensor, theta: Tensor, tuning: Tuning) -> Plan:
-    (batch, length, states), (heads, pairs) = B.shape, theta.shape[2:]
-    rows, rest = batch * length, states - 2 * pairs
-    block = min(tuning.block_t, power_of_2(rows))
-    tiles = cdiv(rows, block)
-    wanted = min(heads, cdiv(tuning.programs * num_processors(B.device), tiles))
+def _plan(B: Tensor, dt: Tensor, turn: Tensor, tuning: Tuning) -> Plan:
+    (batch, length, states), heads, pairs = B.shape, dt.shape[2], turn.shape[2]
+    block, rest = min(BLOCK_T, power_of_2(length)), states - 2 * pairs
+    num_t = cdiv(length, block)
+    wanted = min(heads, cdiv(tuning.programs * num_processors(B.device), batch * num_t))
     in_group = cdiv(heads, wanted)
-    sizes: dict[str, Any] = {"rows": rows, "H": heads, "heads": in_group, "R": pairs, "REST": rest}
-    blocks = {"BLOCK_R": power_of_2(pairs), "BLOCK_REST": power_of_2(max(1, rest)), "BLOCK_T": block}
-    return Plan(tiles, cdiv(heads, in_group), {**sizes, **blocks, "num_warps": tuning.num_warps})
+    numbers = {"T": length, "H": heads, "num_t": num_t}
+    blocks = {"R": pairs, "BLOCK_R": power_of_2(pairs), "BLOCK_T": block}
+    more = {"REST": rest, "BLOCK_REST": power_of_2(max(1, rest)), "num_warps": tuning.num_warps}
+    return Plan(batch * num_t, cdiv(heads, in_group), numbers, blocks, {"heads": in_group, **blocks, **more})
 
 
-def _forward(tensors: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+def _angles(B: Tensor, dt: Tensor, turn: Tensor) -> Tensor:
+    """theta before every tile, [batch, tiles, H, R]."""
+    work, (batch, _, heads) = _plan(B, dt, turn, FORWARD), dt.shape
+    before = torch.empty((work.tiles, heads, turn.shape[2]), dtype=torch.float32, device=B.device)
+    launch(_angles_kernel, batch * heads, dt=dt, turn=turn, before=before, **work.along_time)
+    return before
+
+
+def _forward(tensors: tuple[Tensor, ...], before: Tensor, dtype: torch.dtype) -> Tensor:
     """k and q, one behind the other."""
-    B, *_, theta = tensors
-    work = _plan(B, theta, FORWARD)
-    both = torch.empty((2, *theta.shape[:3], B.shape[2]), dtype=dtype, device=B.device)
+    B, *_, dt, turn = tensors
+    work = _plan(B, dt, turn, FORWARD)
+    both = torch.empty((2, *dt.shape, B.shape[2]), dtype=dtype, device=B.device)
     keys, queries = both
     launch(
         _rotated_keys_fwd_kernel,
         work.tiles * work.groups,
         **dict(zip(INPUTS, tensors, strict=True)),
+        before=before,
         keys=keys,
         queries=queries,
-        **work.sizes,
+        **work.numbers,
+        **work.rest,
     )
     return both
 
 
-def _backward(tensors: list[Tensor], dkeys: Tensor, dqueries: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    B, _, B_bias, _, theta = tensors
-    work = _plan(B, theta, BACKWARD)
+def _backward(tensors: list[Tensor], before: Tensor, dkeys: Tensor, dqueries: Tensor) -> tuple[Tensor, ...]:
+    B, _, B_bias, _, dt, turn = tensors
+    work = _plan(B, dt, turn, BACKWARD)
+    (batch, length, heads), pairs = dt.shape, turn.shape[2]
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=B.device)
 
     dB, dC = empty(work.groups, *B.shape), empty(work.groups, *B.shape)
     dB_bias, dC_bias = empty(work.tiles, B_bias.numel()), empty(work.tiles, B_bias.numel())
-    dtheta = empty(*theta.shape)
+    sums, after = empty(work.tiles, heads, pairs), empty(work.tiles, heads, pairs)
+    ddt, dturn = empty(*dt.shape), empty(*turn.shape)
+    ddt_part, dturn_part = empty(*dt.shape), empty(work.groups, *turn.shape)
+    rows = {"rows": batch * length}
     launch(
         _rotated_keys_bwd_kernel,
         work.tiles * work.groups,
         **dict(zip(INPUTS, tensors, strict=True)),
+        before=before,
         dkeys=dense(dkeys),
         dqueries=dense(dqueries),
         dB=dB,
         dC=dC,
         dB_bias=dB_bias,
         dC_bias=dC_bias,
-        dtheta=dtheta,
-        **work.sizes,
+        sums=sums,
+        ddt=ddt_part,
+        dturn=dturn_part,
+        **rows,
+        **work.numbers,
+        **work.rest,
+    )
+    launch(
+        _step_gradients_kernel,
+        batch * heads,
+        turn=turn,
+        sums=sums,
+        part=ddt_part,
+        after=after,
+        ddt=ddt,
+        **work.along_time,
+    )
+    launch(
+        _turn_gradients_kernel,
+        work.tiles,
+        dt=dt,
+        after=after,
+        part=dturn_part,
+        dturn=dturn,
+        **rows,
+        **work.numbers,
+        groups=work.groups,
+        **work.blocks,
+        num_warps=4,
     )
     dB, dC = (x[0] if work.groups == 1 else x.sum(0) for x in (dB, dC))
     dB_bias, dC_bias = (row_sums(x).view(B_bias.shape) for x in (dB_bias, dC_bias))
-    return dB, dC, dB_bias, dC_bias, dtheta
+    return dB, dC, dB_bias, dC_bias, ddt, dturn
 
 
 class RotatedKeys(OnceDifferentiable):
-    """A dtype and the five tensors of the operator to k and q. Only the tensors are kept."""
+    """A dtype and the six tensors of the operator to k and q. The tensors are kept, and theta before every tile."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-        save(ctx, *tensors)
-        return _forward(tensors, dtype).unbind()
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        B, *_, dt, turn = tensors
+        before = _angles(B, dt, turn)
+        save(ctx, *tensors, before)
+        k, q = _forward(tensors, before, dtype)
+        return k, q
 
     @staticmethod
     def backward(ctx: Any, dkeys: Tensor, dqueries: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = saved(ctx)
-        gradients = _backward(tensors, dkeys, dqueries)
+        *tensors, before = saved(ctx)
+        gradients = _backward(tensors, before, dkeys, dqueries)
         return None, *(g.to(x.dtype) for g, x in zip(gradients, tensors, strict=True))
 
 
 def rotated_keys_triton(
-    B: Tensor,
-    C: Tensor,
-    B_bias: Tensor,
-    C_bias: Tensor,
-    theta: Tensor,
-    dtype: torch.dtype,
-) -> tuple[Tensor, ...]:
+    B: Tensor, C: Tensor, B_bias: Tensor, C_bias: Tensor, dt: Tensor, turn: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """`rotated_keys` for arguments that were checked."""
-    tensors = tuple(dense(x) for x in (B, C, B_bias, C_bias, theta))
+    tensors = tuple(dense(x) for x in (B, C, B_bias, C_bias, dt, turn))
     if needs_gradient(*tensors):
         return RotatedKeys.apply(dtype, *tensors)
-    return _forward(tensors, dtype).unbind()
+    k, q = _forward(tensors, _angles(tensors[0], *tensors[4:]), dtype)
+    return k, q

@@ -22,11 +22,11 @@ from subquad.kernels.workload import (
     uniform,
 )
 
-KEEP = ("B_bias", "C_bias", "theta")
+KEEP = ("B_bias", "C_bias", "dt", "turn")
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Angles of a sequence that is already some way behind, and biases of a model at its start."""
+    """Steps and biases of a model at its start, and turns of up to a quarter of a circle a step of one tenth."""
     batch, length, heads, states, pairs = sizes(shape, "BTHNR")
     wide = torch.promote_types(dtype, torch.float32)
     return {
@@ -34,7 +34,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         "C": normal(generator, dtype, batch, length, states),
         "B_bias": 1 + normal(generator, wide, heads, states) / 4,
         "C_bias": 1 + normal(generator, wide, heads, states) / 4,
-        "theta": uniform(generator, wide, -50.0, 50.0, batch, length, heads, pairs),
+        "dt": uniform(generator, wide, 0.01, 0.1, batch, length, heads),
+        "turn": uniform(generator, wide, -15.0, 15.0, batch, length, pairs),
     }
 
 
@@ -43,11 +44,11 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     batch, length, heads, states, pairs = sizes(shape, "BTHNR")
     rows, wide = batch * length, max(4, dtype.itemsize)
     of_heads = rows * heads
-    read = 2 * rows * states * dtype.itemsize + (2 * heads * states + of_heads * pairs) * wide
+    read = 2 * rows * states * dtype.itemsize + (2 * heads * states + of_heads + rows * pairs) * wide
     written = 2 * of_heads * states * dtype.itemsize
     return Cost(
         num_bytes=traffic(read, written, backward),
-        num_flops=(3 if backward else 1) * of_heads * (12 * pairs + 2 * states),
+        num_flops=(3 if backward else 1) * of_heads * (14 * pairs + 2 * states),
         num_exponentials=(2 if backward else 1) * of_heads * 2 * pairs,
     )
 

@@ -26,14 +26,15 @@ def make_inputs(batch, length, heads, states, pairs, *, dtype=torch.float64):
         "C": randn(batch, length, states),
         "B_bias": randn(heads, states),
         "C_bias": randn(heads, states),
-        "theta": 30 * randn(batch, length, heads, pairs),
+        "dt": randn(batch, length, heads),
+        "turn": 3 * randn(batch, length, pairs),
     }
 
 
 def test_a_pair_turns_as_a_complex_number():
     inputs = make_inputs(2, 4, 3, 7, 2)
     keys, queries = rotated_keys_reference(**inputs)
-    turn = torch.exp(1j * inputs["theta"])
+    turn = torch.exp(1j * (inputs["dt"].unsqueeze(-1) * inputs["turn"].unsqueeze(-2)).cumsum(1))
     k, q = inputs["B"].unsqueeze(2) + inputs["B_bias"], inputs["C"].unsqueeze(2) + inputs["C_bias"]
     for x, y in ((k, keys), (q, queries)):
         turned = torch.complex(x[..., :2], x[..., 2:4]) * turn
@@ -43,10 +44,13 @@ def test_a_pair_turns_as_a_complex_number():
 
 @pytest.mark.parametrize("programs", [1, 4, 100])
 def test_heads_may_be_split_into_groups(programs, monkeypatch):
+    """A sequence has five tiles, of which two at a time are added up along time."""
     triton = pytest.importorskip("subquad.kernels.rotated_keys.triton", reason="needs triton")
     for name in ("FORWARD", "BACKWARD"):
         monkeypatch.setattr(triton, name, getattr(triton, name)._replace(programs=programs))
-    inputs = make_inputs(2, 9, 5, 6, 2)
+    monkeypatch.setattr(triton, "BLOCK_T", 4)
+    monkeypatch.setattr(triton, "TILES", 2)
+    inputs = make_inputs(2, 18, 5, 6, 2)
     assert_matches_reference(TRITON, rotated_keys_reference, inputs, keep=KEEP, device=DEVICE)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from subquad.models.parts.time_axis import BLOCK, running_sum
+from subquad.kernels.positions import BLOCK, running_sum
 
 
 @pytest.mark.parametrize("steps", [1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 1000])

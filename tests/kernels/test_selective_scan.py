@@ -60,13 +60,6 @@ def on_device(inputs, dtype=torch.float32):
     return {name: move(name, value) for name, value in inputs.items()}
 
 
-def at_step(inputs, t):
-    """The arguments of a single step."""
-    maps = {n: inputs[n][None] if inputs[n].ndim == 2 else inputs[n][:, t] for n in ("B", "C")}
-    in_time = {n: inputs[n][:, t] for n in ("x", "dt", "z") if n in inputs}
-    return in_time | maps | {n: inputs[n] for n in ("A", "D", "dt_bias", "dt_softplus") if n in inputs}
-
-
 TINY = {"chunk": 8, "steps": 4}
 """Two groups of four steps in a chunk, because the interpreter's time grows with the steps of a group."""
 

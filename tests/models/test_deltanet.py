@@ -149,11 +149,6 @@ def test_comba_forgets_all_where_its_decays_underflow(dtype, limit):
     assert root_mean_square < limit
 
 
-def test_comba_refuses_a_beta_with_which_its_state_could_grow():
-    with pytest.raises(ValueError, match="could pass -1, where the state grows"):
-        MODELS.load("comba")(d_model=32, num_heads=2, negative_eigenvalues=True).build(SPEC)
-
-
 def test_comba_starts_as_its_released_layer_does():
     (mixer,) = MODELS.load("comba")(num_layers=1, d_model=32, num_heads=2, correction=0.02).build(SPEC).mixers
     assert mixer.feedback.tolist() == [1.0, 1.0]
@@ -193,11 +188,6 @@ def test_parts_that_are_left_out_have_one_order():
         MODELS.load("delta-product")(without=parts) for parts in [("gate", "decay", "gate"), ("decay", "gate")]
     )
     assert first == second
-
-
-def test_without_decays_their_rate_is_refused():
-    with pytest.raises(ValueError, match="drop one of them"):
-        MODELS.load("delta-product")(d_model=24, without=("decay",), ssm_lr=1e-3).build(SPEC)
 
 
 def test_it_starts_as_the_released_layers_do():

@@ -65,28 +65,6 @@ def test_options_of_a_mixer_reach_it_and_defaults_are_written_out():
     assert HybridConfig(**stored) == config
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": []}, "at least one name"),
-        ({"layers": ["gsa", "atention"]}, "attention"),
-        ({"layers": ["hybrid"]}, "a hybrid cannot be a layer of a hybrid"),
-        ({"layers": ["attention", "rwkv"]}, "rwkv does not have one mixer a layer and cannot be in a hybrid"),
-        ({"layers": ["sashimi"], "num_layers": 1}, "sashimi does not have one mixer a layer"),
-        ({"layers": ["gsa"], "options": {"gla": {}}}, "got options of gla; layers has gsa"),
-        ({"layers": ["gsa"], "options": {"gsa": {"heads": 4}}}, "gsa has no option heads here; .*num_heads"),
-        ({"layers": ["gsa"], "options": {"gsa": {"d_model": 4}}}, "gsa has no option d_model here"),
-        ({"layers": ["h3"], "options": {"h3": {"ssm_lr": 0.1}}}, "h3 has no option ssm_lr here"),
-        ({"layers": ["attention"], "options": {"attention": {"position": "learned"}}}, "belongs to the network"),
-        ({"layers": ["gsa"], "options": {"gsa": {"num_heads": 3}}}, "num_heads=3 does not divide d_model"),
-        ({"layers": ["gsa"], "versions": {"gsa": 0}}, "the models are at {'gsa': 1} now, got {'gsa': 0}; train again"),
-    ],
-)  # fmt: skip
-def test_a_list_that_cannot_be_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        HybridConfig(**options).check(TOKENS)
-
-
 def test_models_say_whether_they_have_one_mixer_a_layer():
     several = {name for name in MODELS if len(MODELS.load(name)(num_layers=3, d_model=16).mixers(TOKENS)) != 3}
     assert several == {name for name in MODELS if not MODELS.load(name).one_mixer_a_layer}
@@ -98,21 +76,6 @@ def test_attention_takes_the_place_of_the_mixer_in_some_layers(config, mixer):
     model = build(config, attention_layers=[1, 3], attention_heads=4)
     assert [type(m) for m in model.mixers] == [mixer, Attention, mixer, Attention]
     assert "attention_layers" not in config().model_dump(mode="json")
-
-
-@pytest.mark.parametrize("config", [H3Config, GSSConfig])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention_layers": [1]}, "give both or neither"),
-        ({"attention_heads": 2}, "give both or neither"),
-        ({"attention_layers": [4], "attention_heads": 2}, "must lie in 0 to 3"),
-        ({"attention_layers": [1], "attention_heads": 3}, "attention_heads=3 does not divide d_model"),
-    ],
-)
-def test_attention_layers_that_cannot_be_are_refused(config, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(config, **options)
 
 
 def test_a_grid_may_sweep_over_lists_of_layers_and_options_of_their_mixers():

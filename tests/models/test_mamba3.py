@@ -92,8 +92,3 @@ def test_it_starts_as_the_authors_code_does():
     assert abs(mixer.out.weight.abs().max() * 1024**0.5 * 2 - 1) < 0.01
     # z, x, B, C, three gates a head, and half as many angles as there are rotated channels
     assert mixer.in_proj.weight.shape == (2 * 1024 + 2 * 16 + 3 * 256 + 4, 512)
-
-
-def test_too_few_states_to_rotate_are_refused():
-    with pytest.raises(ValueError, match="mamba3: half of d_state"):
-        build(MODELS.load("mamba3"), d_state=3)

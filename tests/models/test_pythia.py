@@ -63,17 +63,3 @@ def test_the_network_is_that_of_the_equations(fraction):
     again = build(MODELS.load("pythia"), d_model=32, num_heads=2, rotary_fraction=fraction)
     load(again, LAYOUTS["gpt_neox"], weights)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), again.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"d_model": 16, "num_heads": 4, "rotary_fraction": 0.25}, "rotary_fraction=0.25 of .* 4 channels are 1"),
-        ({"position": "xpos"}, "position='xpos' is not available"),
-        ({"channel_mixer": "swiglu"}, "leave out channel_mixer"),
-        ({"window": 4}, "window and masked_heads"),
-    ],
-)
-def test_what_it_is_not_is_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        build(MODELS.load("pythia"), **options)

@@ -11,8 +11,6 @@ import torch
 
 from subquad.kernels.ssd import ssd
 from subquad.models import MODELS, mamba, rwkv7
-from subquad.models.attention import AttentionConfig
-from subquad.models.gsa import GSAConfig
 from subquad.models.mamba import S6, MambaConfig
 from subquad.models.parts.recompute import Recomputing, at_once
 from subquad.suite.contracts import TaskSpec
@@ -215,16 +213,3 @@ def test_a_network_that_recomputes_its_layers_has_the_same_bits(name, at):
 
 def test_it_is_not_part_of_the_identity_of_a_run():
     assert MambaConfig(recompute="layer").model_dump(mode="json") == MambaConfig().model_dump(mode="json")
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        (GSAConfig(recompute="layer", resid_dropout=0.1), "set resid_dropout to 0"),
-        (AttentionConfig(recompute="layer", attention_dropout=0.1), "set attention_dropout to 0"),
-        (GSAConfig(recompute="layer", norm="batch"), "would count every batch twice"),
-    ],
-)
-def test_what_a_second_forward_pass_would_change_is_refused(config, reason):
-    with pytest.raises(ValueError, match=reason):
-        config.build(TOKENS)

@@ -94,8 +94,3 @@ def test_time_mixing_on_the_kernels_equals_that_on_plain_pytorch(monkeypatch):
     kernels_equal_plain_pytorch(
         mixer, 3, lambda backend: monkeypatch.setattr(rwkv6, "rwkv6_inputs", partial(rwkv6_inputs, backend=backend))
     )
-
-
-def test_a_head_size_that_does_not_divide_the_width_is_refused():
-    with pytest.raises(ValueError, match=r"rwkv6.*head_dim=5"):
-        build(MODELS.load("rwkv6"), head_dim=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
 from subquad.kernels.rwkv7_inputs import rwkv7_position
@@ -90,8 +89,3 @@ def test_no_decay_is_faster_than_that_of_the_paper():
     inputs, *_ = mixer._project(x)
     log_decay = rwkv7_position(*inputs, head_dim=4).log_decay
     torch.testing.assert_close(log_decay.exp().min(), torch.tensor(math.exp(-math.exp(-0.5)), dtype=torch.float64))
-
-
-def test_a_head_size_that_does_not_divide_the_width_is_refused():
-    with pytest.raises(ValueError, match=r"rwkv7.*head_dim=5"):
-        build(MODELS.load("rwkv7"), head_dim=5)

@@ -187,9 +187,3 @@ def test_channels_may_share_their_state_matrix():
     ]
     # Lambda, P and B of 8 complex numbers each, once instead of eight times
     assert sizes[0] - sizes[1] == 7 * 3 * 8 * 2
-
-
-def test_a_state_that_is_no_pairs_is_refused():
-    for size in (7, 2):
-        with pytest.raises(ValueError, match=r"d_state must be"):
-            S4Config(d_state=size).check(TaskSpec("signal", 4, "sequence", 20, channels=1))

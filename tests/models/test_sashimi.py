@@ -141,25 +141,3 @@ def test_options_of_blocks_are_written_out():
     assert (stored["options"]["s4"]["channel_mixer"], stored["options"]["s4"]["mlp_ratio"]) == ("mlp", 1.0)
     assert stored["versions"] == {name: MODELS.load(name).version for name in ("mamba", "s4")}
     assert SashimiConfig(**stored) == config
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"outer": "hybrid"}, "cannot be a block"),
-        ({"center": "s5"}, "s5"),
-        ({"outer": "rwkv"}, "rwkv has layers of its own kind and cannot be a block"),
-        ({"center": "pythia"}, "pythia has layers of its own kind"),
-        ({"options": {"mamba": {}}}, "got options of mamba; the blocks are s4"),
-        ({"options": {"s4": {"d_model": 3}}}, "s4 has no option d_model here"),
-        ({"channel_mixer": "mlp"}, "belong to the blocks"),
-        ({"base_conv_layers": [0]}, "belong to the blocks"),
-        ({"pool": []}, "pooling factors of at least 2"),
-        ({"pool": [4, 1]}, "pooling factors of at least 2"),
-        ({"options": {"s4": {"d_state": 7}}}, "even number"),
-        ({"versions": {"s4": 0}}, "train again"),
-    ],
-)
-def test_a_network_that_cannot_be_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        SashimiConfig(**options).check(TOKENS)

@@ -429,34 +429,6 @@ def test_ssm_parameters_have_their_own_rate_and_no_decay(name):
     assert group.weight_decay == 0.0
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("s4d", {"d_state": 7}, "even number >= 2"),
-        ("h3", {"head_dim": 3}, "head_dim=3 does not divide d_model=16"),
-        ("h3", {"head_dim": 2, "inner": "s6"}, "defined for head_dim=1"),
-        ("hyena", {"emb_dim": 4}, "emb_dim must be odd"),
-        ("hyena", {"order": 1}, "order must be at least 2"),
-        ("hyena", {"proj_groups": 5}, "proj_groups=5 does not divide short_channels=48; choose proj_groups from 1, 2"),
-        ("mamba", {"d_conv": 5}, r"d_conv in 2\.\.4"),
-        ("mamba", {"inner": "s4d", "fixed": ["dt"]}, "options of inner='s6'"),
-        ("mamba", {"inner": "hyena", "negative_eigenvalues": True}, "options of inner='s6'"),
-        ("mamba", {"A_init": "complex", "negative_eigenvalues": True}, "needs real eigenvalues; set A_init to half"),
-        ("dss-softmax", {"kernel_length": 1}, "at least 2 lags"),
-        ("dss-softmax", {"kernel_length": 9, "bidirectional": True}, "reads the past only"),
-        ("mamba", {"fixed": ["B", "B"]}, "name it once"),
-        ("mamba", {"A_init": "complex", "d_state": 3}, "even number >= 2"),
-        ("s4d", {"init": "real", "unit_response": True}, "defined for complex states"),
-        ("h3", {"short_filter": 5}, "short_filter must be 0 or 2 to 4"),
-        ("h3", {"short_filter": 3, "shift_taps": 4}, "set shift_taps=0"),
-        ("gss", {"dt_min": 0.2}, "dt_min <= dt_max"),
-    ],
-)
-def test_options_that_cannot_work_are_refused_at_once(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(name, **options)
-
-
 def test_products_of_wide_heads_are_those_of_einsum():
     """The products are those of H3 with head_dim above 1; gradients are compared, too."""
     k, q = (torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True) for _ in "kq")

@@ -31,12 +31,12 @@ of Gated DeltaNet, the last inputs of the convolutions and K V elements a head.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from subquad.models.deltanet import DeltaMixer, GatedDeltaNetConfig, Inputs, Parts
+from subquad.models.deltanet import DeltaMixer, GatedDeltaNetConfig, Inputs, Parts, Read
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.mixer import Mixer
-from subquad.models.parts.step import step_linear
+from subquad.models.parts.recompute import Keep, at_once
 from subquad.suite.bounds import NonNegative
 from subquad.suite.contracts import TaskSpec
 
@@ -50,6 +50,8 @@ LOWEST_STRENGTH = 2.0**-10
 class CombaMixer(DeltaMixer):
     """The mixer. Its state is that of `DeltaMixer`."""
 
+    gate_activation = "sigmoid"
+
     def __init__(self, config: CombaConfig) -> None:
         super().__init__(config)
         self.feedback = nn.Parameter(torch.ones(self.num_key_heads))
@@ -57,8 +59,8 @@ class CombaMixer(DeltaMixer):
         self.correction = nn.Parameter(torch.full((self.num_key_heads,), config.correction))
         """[G], the d."""
 
-    def _heads(self, parts: Parts, x: Tensor, norm: nn.Module | None = None) -> Inputs:
-        q, k, v, beta, log_decay = super()._heads(parts, x, norm)
+    def _heads(self, parts: Parts, read: Read, keep: Keep = at_once) -> Inputs:
+        q, k, v, beta, log_decay = super()._heads(parts, read, keep)
         assert log_decay is not None
         log_decay = log_decay.clamp(min=LOWEST_LOG_DECAY_FLOAT16 if v.dtype == torch.float16 else LOWEST_LOG_DECAY)
         strength = torch.sigmoid(at_least_float32(self.feedback)).clamp(min=LOWEST_STRENGTH)
@@ -66,9 +68,6 @@ class CombaMixer(DeltaMixer):
         ratio = (strength.repeat_interleave(self.num_heads // self.num_key_heads) * torch.exp(-log_decay)).unsqueeze(-2)
         corrected = q - at_least_float32(self.correction).unsqueeze(-1) * k.squeeze(-3)
         return corrected.to(q.dtype), k, (v / ratio.unsqueeze(-1)).to(v.dtype), ratio * beta, log_decay
-
-    def _output(self, o: Tensor, x: Tensor, norm: nn.Module | None, residual: Tensor | None = None) -> Tensor:
-        return self._gated(o, step_linear(self.gate_up, x, norm=norm), residual)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         return {**super().ssm_parameters(), "feedback": self.feedback, "correction": self.correction}

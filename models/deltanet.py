@@ -33,7 +33,7 @@ language models start them normally with `init_std`. The epsilon of |q| and |k| 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,14 +43,16 @@ from torch import Tensor, nn
 from subquad.kernels.causal_conv1d import causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
 from subquad.kernels.forget_gate import forget_gate
+from subquad.kernels.norm import GateActivation
 from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.casts import at_least_float32, rate_of
+from subquad.models.parts.casts import at_least_float32, autocast_dtype, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import reset_taps, step_bias
-from subquad.models.parts.linear import Linear, ResidualLinear
+from subquad.models.parts.linear import Linear, ResidualLinear, shared_linears
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm, unit
 from subquad.models.parts.options import require_divides
+from subquad.models.parts.recompute import Keep, Recomputing, at_once, spares
 from subquad.models.parts.step import shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
 from subquad.suite.bounds import Epsilon, Factor, Positive, Ratio, Width
@@ -63,6 +65,23 @@ Parts = tuple[Tensor, Tensor, Tensor]
 """q, k and v [..., heads, channels]; k and v have the heads of all steps of a token."""
 DecayKind = Literal["none", "head", "key"]
 GateKind = Literal["none", "silu", "sigmoid"]
+
+
+class Read(NamedTuple):
+    """What the linear maps of x give, [..., channels]."""
+
+    projected: Tensor
+    """The inputs of the convolutions."""
+    beta: Tensor
+    """The logits of beta."""
+    decay: Tensor | None
+    """The logits of the decays of heads, or W_1 x of those of key channels."""
+    gate: Tensor | None
+    """The logits of the output gate, or V_1 x of a low-rank map to them."""
+    others: tuple[Tensor, ...]
+    """Results of maps that a derived mixer has besides."""
+
+
 DT_MIN, DT_MAX = 1e-3, 1e-1
 """Step sizes softplus(b) at the start."""
 
@@ -72,6 +91,7 @@ class DeltaMixer(FusedStepMixer):
     [B, H, K, V]."""
 
     operator: ClassVar[Callable[..., Tensor | tuple[Tensor, Tensor]]] = staticmethod(delta_rule)
+    gate_activation: GateActivation = "silu"
     step_operator: ClassVar[Callable[..., tuple[Tensor, Tensor]]] = staticmethod(delta_rule_step)
 
     def __init__(self, config: DeltaConfig) -> None:
@@ -80,6 +100,7 @@ class DeltaMixer(FusedStepMixer):
         self.num_heads, self.steps, (self.decay, self.gate) = heads, steps, config.kinds
         self.num_key_heads = config.num_heads
         self.key_dim, self.value_dim = config.key_width // config.num_heads, config.value_width // heads
+        self.recompute, self.num_layers = config.recompute, config.num_layers
         self.max_beta = 2.0 if config.negative_eigenvalues else 1.0
         self.round_beta, self.conv_std = config.round_beta, config.conv_std
         keys = config.num_heads
@@ -102,6 +123,7 @@ class DeltaMixer(FusedStepMixer):
         if self.gate == "silu":
             self.gate_up = nn.Linear(d_model, config.value_width, bias=False)
         elif self.gate == "sigmoid":
+            self.gate_activation = "sigmoid"
             self.gate_down = nn.Linear(d_model, self.value_dim, bias=False)
             self.gate_up = Linear(self.value_dim, config.value_width)
         self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
@@ -121,35 +143,54 @@ class DeltaMixer(FusedStepMixer):
         self.log_A.uniform_(0.0 if self.decay == "head" else 1.0, 16.0).clamp_(min=1e-6).log_()
         self.dt_bias.copy_(step_bias(self.dt_bias, DT_MIN, DT_MAX))
 
-    def _log_decay(self, x: Tensor, norm: nn.Module | None) -> Tensor | None:
-        """[..., H] or [..., H, K], in float32 or wider."""
-        if self.decay == "none":
-            return None
-        if self.decay == "key":
-            x, norm = step_linear(self.decay_down, x, norm=norm), None
-        logits = step_linear(self.decay_up, x, norm=norm)
-        log_decay, _ = forget_gate(logits, bias=self.dt_bias, rate=rate_of(self.log_A), complement=False)
-        return log_decay if self.decay == "head" else log_decay.unflatten(-1, (self.num_heads, self.key_dim))
+    def _readers(self) -> list[nn.Linear]:
+        """The linear maps of x, in the order of `Read`."""
+        readers = [self.proj, self.beta]
+        if self.decay != "none":
+            readers.append(self.decay_up if self.decay == "head" else self.decay_down)
+        if self.gate != "none":
+            readers.append(self.gate_up if self.gate == "silu" else self.gate_down)
+        return readers
 
-    def _sigmoid(self, linear: nn.Linear, x: Tensor, norm: nn.Module | None) -> Tensor:
-        logits = step_linear(linear, x, norm=norm)
+    def _read(self, x: Tensor, norm: nn.Module | None = None) -> Read:
+        """What the linear maps give for norm(x), x a sequence or one position."""
+        if norm is None and x.ndim == 3:
+            results = iter(shared_linears(self._readers(), x))
+        else:
+            results = iter([step_linear(linear, x, norm=norm) for linear in self._readers()])
+        projected, beta = next(results), next(results)
+        decay = None if self.decay == "none" else next(results)
+        return Read(projected, beta, decay, None if self.gate == "none" else next(results), tuple(results))
+
+    def _log_decay(self, read: Read, keep: Keep) -> Tensor | None:
+        """[..., H] or [..., H, K], in float32 or wider."""
+        if read.decay is None:
+            return None
+        logits, rate = read.decay, rate_of(self.log_A)
+        if self.decay == "head":
+            return forget_gate(logits, bias=self.dt_bias, rate=rate, complement=False)[0]
+        logits = step_linear(self.decay_up, logits)
+        log_decay = keep(lambda: forget_gate(logits, bias=self.dt_bias, rate=rate, complement=False)[0])
+        return log_decay.unflatten(-1, (self.num_heads, self.key_dim))
+
+    def _sigmoid(self, logits: Tensor) -> Tensor:
         return at_least_float32(torch.sigmoid(logits if self.round_beta else at_least_float32(logits)))
 
-    def _heads(self, parts: Parts, x: Tensor, norm: nn.Module | None = None) -> Inputs:
+    def _heads(self, parts: Parts, read: Read, keep: Keep = at_once) -> Inputs:
         """q [..., G, K], k [..., n, G, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
-        beta = self.max_beta * self._sigmoid(self.beta, x, norm)
+        beta = self.max_beta * self._sigmoid(read.beta)
         q, k, v = parts
         return (
             q,
             k.unflatten(-2, (self.steps, self.num_key_heads)),
             v.unflatten(-2, (self.steps, self.num_heads)),
             beta.unflatten(-1, (self.steps, -1)),
-            self._log_decay(x, norm),
+            self._log_decay(read, keep),
         )
 
-    def _interleave(self, parts: Parts, x: Tensor) -> Inputs:
+    def _interleave(self, parts: Parts, read: Read, keep: Keep = at_once) -> Inputs:
         """The inputs of the operator: n steps a token one after the other, [B, n T, ...]."""
-        q, k, v, beta, log_decay = self._heads(parts, x)
+        q, k, v, beta, log_decay = self._heads(parts, read, keep)
         if self.steps > 1:
             # the state is read behind the last step of a token and decays before the first
             q = F.pad(q.unsqueeze(2), (0, 0, 0, 0, self.steps - 1, 0))
@@ -160,18 +201,15 @@ class DeltaMixer(FusedStepMixer):
             q = q.unsqueeze(2)
         return q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), beta.flatten(1, 2), log_decay
 
-    def _gated(self, o: Tensor, gate: Tensor, residual: Tensor | None) -> Tensor:
-        """W_o (norm_h(o) * sigmoid(gate)), with o [..., H, V] and gate [..., H V]."""
-        y = self.norm.before_product(o, gate.view_as(o), gate_activation="sigmoid")
+    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None, keep: Keep = at_once) -> Tensor:
+        """residual + W_o (norm_h(o) * h(gate)) for o [..., H, V]; gate: as in `Read`."""
+        if self.gate == "sigmoid" and gate is not None:
+            gate = step_linear(self.gate_up, gate)
+        if o.ndim == 3 and self.gate_activation == "silu":
+            return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
+        heads = None if gate is None else gate.view_as(o)
+        y = keep(lambda: self.norm.before_product(o, heads, gate_activation=self.gate_activation))
         return step_linear(self.out, y.flatten(-2), residual=residual)
-
-    def _output(self, o: Tensor, x: Tensor, norm: nn.Module | None, residual: Tensor | None = None) -> Tensor:
-        """x, normalised by `norm` if there is one, is the input of the gate."""
-        if self.gate == "sigmoid":
-            gate = step_linear(self.gate_up, step_linear(self.gate_down, x, norm=norm))
-            return self._gated(o, gate, residual)
-        silu = step_linear(self.gate_up, x, norm=norm) if self.gate == "silu" else None
-        return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=silu, residual=residual)
 
     def _convolve(self, projected: Tensor, *, final: bool = False) -> tuple[Parts, Tensor | None]:
         """The heads of q, k and v of the inputs [B, T, channels] of the convolutions, and the window behind them."""
@@ -191,10 +229,20 @@ class DeltaMixer(FusedStepMixer):
         return q, k, v.unflatten(-1, heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts, _ = self._convolve(self.proj(x))
-        o = self.operator(*self._interleave(parts, x))
+        # of each position the last map keeps its input, and the delta rule the decays of key channels in float32
+        num_bytes = self.norm.weight.numel() * self.num_heads * autocast_dtype(x).itemsize
+        num_bytes += 4 * self.num_heads * self.key_dim if self.decay == "key" else 0
+        if not spares(self.recompute, self.num_layers * x.shape[0] * x.shape[1] * num_bytes, x):
+            return self._run(x, at_once)
+        with Recomputing() as keep:
+            return self._run(x, keep)
+
+    def _run(self, x: Tensor, keep: Keep) -> Tensor:
+        read = self._read(x)
+        parts, _ = self._convolve(read.projected)
+        o = self.operator(*self._interleave(parts, read, keep))
         assert isinstance(o, Tensor)
-        return self._output(o[:, self.steps - 1 :: self.steps], x, None)
+        return self._output(o[:, self.steps - 1 :: self.steps], read.gate, keep=keep)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.proj.weight)
@@ -206,23 +254,24 @@ class DeltaMixer(FusedStepMixer):
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, after = state
         x_t, norm = shared_norm(norm, x_t)
-        inputs = step_linear(self.proj, x_t, norm=norm)
+        read = self._read(x_t, norm)
         if self.conv_weight is None:
-            convolved = F.silu(inputs)
+            convolved = F.silu(read.projected)
         else:
-            convolved = causal_conv1d_step(inputs, self.conv_weight, None, window, activation="silu")
-        q, k, v, beta, log_decay = self._heads(self._parts(convolved), x_t, norm)
+            convolved = causal_conv1d_step(read.projected, self.conv_weight, None, window, activation="silu")
+        q, k, v, beta, log_decay = self._heads(self._parts(convolved), read)
         for i in range(self.steps):
             decay = log_decay if i == 0 else None
             o, after = self.step_operator(q, k[:, i], v[:, i], beta[:, i], decay, after, in_place=True)
-        return self._output(o, x_t, norm, residual), (window, after)
+        return self._output(o, read.gate, residual), (window, after)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         # without biases, keys and values of padding are zero, and a state of zeros stays zero
-        parts, window = self._convolve(blank(self.proj(x), padding), final=True)
+        read = self._read(x)
+        parts, window = self._convolve(blank(read.projected, padding), final=True)
         assert window is not None
-        o, after = self.operator(*self._interleave(parts, x), return_final_state=True)
-        return self._output(o[:, self.steps - 1 :: self.steps], x, None), (window.to(state[0].dtype), after)
+        o, after = self.operator(*self._interleave(parts, read), return_final_state=True)
+        return self._output(o[:, self.steps - 1 :: self.steps], read.gate), (window.to(state[0].dtype), after)
 
     def state_size(self, length: int) -> int:
         window = 0 if self.conv_weight is None else self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)

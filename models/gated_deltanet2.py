@@ -25,8 +25,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
-from subquad.models.deltanet import DeltaMixer, Inputs, KDAConfig, Parts
+from subquad.models.deltanet import DeltaMixer, Inputs, KDAConfig, Parts, Read
 from subquad.models.parts.mixer import Mixer
+from subquad.models.parts.recompute import Keep, at_once
 from subquad.suite.contracts import TaskSpec
 
 
@@ -62,9 +63,12 @@ class GatedDeltaNet2Mixer(DeltaMixer):
         super().__init__(config)
         self.write = nn.Linear(config.d_model, config.value_width, bias=False)
 
-    def _heads(self, parts: Parts, x: Tensor, norm: nn.Module | None = None) -> Inputs:
-        q, k, v, erase, log_decay = super()._heads(parts, x, norm)
-        gate = self._sigmoid(self.write, x, norm)
+    def _readers(self) -> list[nn.Linear]:
+        return [*super()._readers(), self.write]
+
+    def _heads(self, parts: Parts, read: Read, keep: Keep = at_once) -> Inputs:
+        q, k, v, erase, log_decay = super()._heads(parts, read, keep)
+        gate = self._sigmoid(read.others[0])
         return q, k, (gate.view_as(v) * v).to(v.dtype), erase.view_as(k), log_decay
 
 

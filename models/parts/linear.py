@@ -6,7 +6,7 @@ they are computed by it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -164,6 +164,66 @@ def split_linear(linear: nn.Linear, x: Tensor, sizes: tuple[int, ...]) -> tuple[
     if not _on_gpu(x):
         return linear(x).split(sizes, dim=-1)
     return SplitLinear.apply(as_autocast(x), as_autocast(linear.weight), sizes)
+
+
+NARROW = 512
+"""`SharedInput` multiplies maps with fewer outputs together."""
+
+
+class SharedInput(OnceDifferentiable):
+    """(x [..., K], weights [D_i, K]) to x weight_i^T for every i.
+
+    The gradients of x are added within the products, in place of a pass over memory for each. Narrow maps, such as
+    those to one number a head, are one product, whose outputs are padded to a multiple of 8, because matrix units need
+    rows of 16 bytes; their results are parts of its rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        rows = _rows(x)
+        ctx.narrow = [i for i, weight in enumerate(weights) if len(weight) < NARROW]
+        wide = {i: weight for i, weight in enumerate(weights) if i not in ctx.narrow}
+        results = {i: rows @ weight.t() for i, weight in wide.items()}
+        ctx.sizes = [len(weights[i]) for i in ctx.narrow]
+        ctx.sizes.append(-sum(ctx.sizes) % 8)
+        together = None
+        if ctx.narrow:
+            together = torch.cat([*(weights[i] for i in ctx.narrow), x.new_zeros(ctx.sizes[-1], x.shape[-1])])
+            results |= zip(ctx.narrow, (rows @ together.t()).split(ctx.sizes, 1), strict=False)
+        ctx.save_for_backward(x, together, *wide.values())
+        return tuple(results[i].unflatten(0, x.shape[:-1]) for i in range(len(weights)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, together, *wide = ctx.saved_tensors
+        rows, dx = _rows(x), None
+        found: list[Tensor | None] = [None] * len(gradients)
+        weights = iter(wide)
+        for i, gradient in enumerate(gradients):
+            weight = None if i in ctx.narrow else next(weights)
+            if weight is not None and gradient is not None:
+                g = _rows(gradient)
+                dx = g @ weight if dx is None else dx.addmm_(g, weight)
+                found[i] = g.t() @ rows
+        narrow = {i: gradients[i] for i in ctx.narrow if gradients[i] is not None}
+        if narrow:
+            g = x.new_zeros(len(rows), len(together))
+            for i, part in zip(ctx.narrow, g.split(ctx.sizes, 1), strict=False):
+                if i in narrow:
+                    part.copy_(_rows(narrow[i]))
+            dx = g @ together if dx is None else dx.addmm_(g, together)
+            for i, part in zip(ctx.narrow, (g.t() @ rows).split(ctx.sizes), strict=False):
+                found[i] = part
+        return None if dx is None else dx.view(x.shape), *found
+
+
+def shared_linears(linears: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...]:
+    """linear(x) for several maps of one x [..., K]. On a GPU, in half precision, their products are shared."""
+    dtype = autocast_dtype(x)
+    if not _on_gpu(x) or dtype == torch.float32 or any(linear.bias is not None for linear in linears):
+        return tuple(linear(x) for linear in linears)
+    return SharedInput.apply(x.to(dtype), *(linear.weight.to(dtype) for linear in linears))
 
 
 def linear_behind(unit: Callable[..., Tensor], linear: nn.Linear, x: Tensor) -> Tensor:

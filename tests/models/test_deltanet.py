@@ -235,7 +235,7 @@ def test_a_rounded_beta_reaches_its_limit(name):
             convolved = torch.randn(64, mixer.conv_weight.shape[0])
             x = torch.randn(64, 24)
             logits = F.linear(x, mixer.beta.weight).float()
-            return logits, mixer._heads(mixer._parts(convolved), x)[3].reshape(logits.shape)
+            return logits, mixer._heads(mixer._parts(convolved), mixer._read(x))[3].reshape(logits.shape)
 
     logits, exact = betas()
     _, rounded = betas(round_beta=True)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from subquad.models.parts.linear import Linear, LinearMap, PartsMap, SplitLinear, Unbind, split_linear
+from subquad.models.parts import linear as linear_maps
+from subquad.models.parts.linear import Linear, LinearMap, PartsMap, SharedInput, SplitLinear, Unbind, split_linear
 from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -22,6 +23,23 @@ def test_gradients_of_a_split_linear_map_agree_with_finite_differences():
     linear = nn.Linear(5, 6, bias=False, dtype=torch.float64)
     for part, other in zip(split_linear(linear, x, (2, 4)), SplitLinear.apply(x, linear.weight, (2, 4)), strict=True):
         assert torch.equal(part, other)
+
+
+def test_maps_of_one_input_have_the_gradients_of_torch(monkeypatch):
+    """One wide map and three narrow ones, whose 11 outputs are padded, and one of which has no gradient."""
+    monkeypatch.setattr(linear_maps, "NARROW", 8)
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(size, 5, dtype=torch.float64, requires_grad=True) for size in (9, 6, 4, 1)]
+    results = SharedInput.apply(x, *weights)
+    cotangents = [torch.randn_like(y) for y in results]
+    for found, weight in zip(results, weights, strict=True):
+        torch.testing.assert_close(found, x @ weight.t(), rtol=1e-12, atol=1e-12)
+    for chosen in ([0, 1, 2, 3], [0, 2], [1, 3], [0]):
+        wanted = [x, *(weights[i] for i in chosen)]
+        given = [cotangents[i] for i in chosen]
+        found = torch.autograd.grad([results[i] for i in chosen], wanted, given, retain_graph=True)
+        expected = torch.autograd.grad([x @ weights[i].t() for i in chosen], wanted, given)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_linear_map_with_a_bias_has_the_gradients_of_torch():

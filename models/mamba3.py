@@ -73,6 +73,8 @@ class Mamba3(Mixer):
         self.residual_scale = config.num_layers**-0.5 if config.init_residual == "scaled" else 1.0
         heads = self.num_heads
         self.sizes = (width, width, self.d_state, self.d_state, heads, heads, heads, self.pairs)
+        # gradients of the small parts together are one product
+        self.parts = (width, width, sum(self.sizes[2:]))
         self.in_proj = nn.Linear(config.d_model, sum(self.sizes), bias=False)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
@@ -95,7 +97,8 @@ class Mamba3(Mixer):
 
     def _parts(self, u: Tensor, padding: LeftPadding | None = None) -> tuple[Tensor, ...]:
         """z [..., E D], x [..., H, P], norms of B and C [..., N], dt, -dt a, l [..., H], pi tanh(w) [..., R]."""
-        z, x, B, C, dt, a, trapezoid, turn = split_linear(self.in_proj, u, self.sizes)
+        z, x, small = split_linear(self.in_proj, u, self.parts)
+        B, C, dt, a, trapezoid, turn = small.split(self.sizes[2:], dim=-1)
         dt = blank(F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias)), padding)
         log_decay = -dt * F.softplus(at_least_float32(a)).clamp(min=LEAST_RATE)
         turn = math.pi * torch.tanh(at_least_float32(turn))

@@ -128,8 +128,12 @@ class ResidualLinear(Linear):
         return super().forward(x)
 
 
+ALIGNED = 16
+"""Number of elements at whose multiples rows of half precision begin: kernels read others by one element at a time."""
+
+
 class SplitLinear(OnceDifferentiable):
-    """(x [..., K], weight [D, K], sizes) to the parts of x weight^T along the last axis.
+    """(x [..., K], weight [D, K], sizes) to the parts of x weight^T along the last axis, whose rows begin aligned.
 
     The gradient of `split` is a concatenation of the gradients of the parts, as large as the result. Here each of them
     enters products with its rows of the weight.
@@ -140,7 +144,12 @@ class SplitLinear(OnceDifferentiable):
         ctx.save_for_backward(x, weight)
         ctx.sizes = sizes
         ctx.set_materialize_grads(False)
-        return _multiply(_rows(x), weight.t()).view(*x.shape[:-1], len(weight)).split(sizes, dim=-1)
+        width = len(weight)
+        if x.dtype == torch.float32:
+            return _multiply(_rows(x), weight.t()).view(*x.shape[:-1], width).split(sizes, dim=-1)
+        y = x.new_empty(*x.shape[:-1], width - width % -ALIGNED)
+        torch.mm(_rows(x), weight.t(), out=_rows(y)[:, :width])
+        return y[..., :width].split(sizes, dim=-1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from subquad.suite import environment
 from subquad.suite.contracts import IGNORE, ParamGroup, Segment
 from subquad.suite.metrics import check_direction, smaller_is_better
 from subquad.suite.runner import execute, outdated, plan
@@ -150,6 +151,15 @@ def test_a_stored_run_is_done_and_its_checkpoint_gone(tmp_path):
     assert not plan([run], [tmp_path])[0].todo
     assert plan([run], [tmp_path], force=True)[0].todo
     assert not list(tmp_path.rglob("*.checkpoint"))
+
+
+def test_rows_name_the_commit_at_which_their_run_began(tmp_path, monkeypatch):
+    environment.commit.cache_clear()
+    monkeypatch.setenv("SUBQUAD_COMMIT", "a" * 40)
+    # the checkout moves on while the run lasts
+    execute(make_run(), tmp_path, CPU, alive=lambda *_: monkeypatch.setenv("SUBQUAD_COMMIT", "b" * 40))
+    environment.commit.cache_clear()
+    assert set(storage.read(storage.files([tmp_path], make_run().experiment))["commit"]) == {"a" * 40}
 
 
 def test_every_row_carries_its_provenance(tmp_path):

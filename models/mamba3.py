@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from subquad.kernels.gated_linear_attention import gated_linear_attention_step
 from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys
 from subquad.kernels.ssd import ssd
+from subquad.kernels.swiglu import swiglu
 from subquad.models.mamba2 import HeadsConfig
 from subquad.models.parts.casts import as_autocast, at_least_float32
 from subquad.models.parts.channel import ChannelMixerKind
@@ -51,11 +52,6 @@ from subquad.suite.contracts import TaskSpec
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 LEAST_RATE = 1e-4
 """The least a."""
-
-
-def _gated(y: Tensor, z: Tensor) -> Tensor:
-    """y [..., H, P] times silu(z [..., H P]), in the dtype of z."""
-    return (y.flatten(-2) * F.silu(z)).to(z.dtype)
 
 
 class Mamba3(Mixer):
@@ -112,17 +108,22 @@ class Mamba3(Mixer):
         now = trapezoid * dt
         # the next position adds this term for the current one
         later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)
-        kept = self._keeping(u)
-        with kept as keep:
+        with self._keeping(u) as keep:
             k, q = keep(lambda: rotated_keys(B, C, self.B_bias, self.C_bias, dt, turn, dtype=x.dtype))
-            states = {"return_final_state": True, "recompute": isinstance(kept, Recomputing)}
+            states = {"return_final_state": True, "recompute": keep is not at_once}
             y, memory = self.operator(q, k, x, log_decay, now + later, now, self.D, **states)
-            y = self.out(keep(lambda: _gated(y, z)))
-        return y, (B[:, -1], dt, turn, memory, x[:, -1])
+        return self._gated(y, z), (B[:, -1], dt, turn, memory, x[:, -1])
+
+    def _gated(self, y: Tensor, z: Tensor) -> Tensor:
+        """W_out of y [..., H, P] times silu(z [..., H P])."""
+        y, weight = y.flatten(-2), self.out.weight
+        if y.dtype == z.dtype == weight.dtype != torch.float32:
+            return swiglu(z, weight, up=y)
+        return self.out(swiglu(z, up=y.to(z.dtype)))
 
     def _keeping(self, u: Tensor) -> AbstractContextManager[Any]:
-        """`Recomputing` where keys, queries and gated outputs of all layers would take much memory, or `at_once`."""
-        elements = u.shape[0] * u.shape[1] * self.num_heads * (3 * self.d_state + self.head_dim)
+        """`Recomputing` where keys, queries and states of all layers would take much memory, or `at_once`."""
+        elements = u.shape[0] * u.shape[1] * self.num_heads * 3 * self.d_state
         num_bytes = self.num_layers * elements * as_autocast(u[:0]).element_size()
         return Recomputing() if spares(self.recompute, num_bytes, u) else nullcontext(at_once)
 
@@ -150,7 +151,7 @@ class Mamba3(Mixer):
         keys = k * (trapezoid * dt).unsqueeze(-1)
         o, memory = gated_linear_attention_step(q, keys, wide, log_decay, memory, scale=1.0, in_place=True)
         y = o + at_least_float32(self.D).unsqueeze(-1) * wide
-        return self.out(_gated(y, z)), (angle, memory, k, wide)
+        return self._gated(y.to(z.dtype), z), (angle, memory, k, wide)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         y, (B, dt, turn, memory, last_x) = self._sequence(x, padding)

@@ -2,6 +2,8 @@
 
 y[f] = silu(x[f]) x[F + f],   f < F,   and with a weight y weight^T
 
+x[F + f] may also lie in a tensor of its own, as the output that Mamba-3 gates does (up).
+
 Source: Shazeer 2020 (GLU variants improve Transformer), equation 6 (SwiGLU with beta = 1), without its linear maps: x
 holds the products with W and V side by side.
 """
@@ -20,9 +22,16 @@ from subquad.kernels.checks import check_shapes
 __all__ = ["swiglu"]
 
 
-def swiglu(x: Tensor, weight: Tensor | None = None, *, backend: Literal["auto", "torch", "triton"] = "auto") -> Tensor:
+def swiglu(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    up: Tensor | None = None,
+    backend: Literal["auto", "torch", "triton"] = "auto",
+) -> Tensor:
     """The unit of this module: x [..., 2 F] to y [..., F], in the dtype of x; with a weight [D, F] y weight^T [..., D].
 
+    up: [..., F], the second half of x, which is then [..., F] with rows at any distance, as in a part of a projection.
     backend: the Triton path computes y in float32, rounds once, and writes the gradients of both halves into one
     tensor. It keeps nothing but its inputs for the backward pass: the gradient of the weight reads y, which is computed
     again with the gradient of x. It copies x unless it is contiguous. `auto` takes it on a GPU, but not inside
@@ -31,18 +40,20 @@ def swiglu(x: Tensor, weight: Tensor | None = None, *, backend: Literal["auto", 
     Autocast does not change the dtype of the product. Raises ValueError where the last axis has no two halves, and for
     a weight of another dtype or that does not fit.
     """
-    if x.ndim == 0 or x.shape[-1] % 2 or x.numel() == 0:
+    if x.ndim == 0 or (up is None and x.shape[-1] % 2) or x.numel() == 0:
         raise ValueError(f"swiglu: x must be [..., 2 F] with at least one element, got {list(x.shape)}.")
-    if weight is not None:
-        check_shapes("swiglu", {"weight": (weight, (*weight.shape[:1], x.shape[-1] // 2))}, to_go_with="x")
-        if weight.dtype != x.dtype:
-            raise ValueError(f"swiglu: weight must have the dtype of x, {x.dtype}, got {weight.dtype}.")
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton("swiglu", backend, x, weight):
+    width = x.shape[-1] // 2 if up is None else x.shape[-1]
+    beside = {"up": (up, tuple(x.shape)), "weight": (weight, None if weight is None else (*weight.shape[:1], width))}
+    check_shapes("swiglu", {name: pair for name, pair in beside.items() if pair[0] is not None}, to_go_with="x")
+    for name, other in (("weight", weight), ("up", up)):
+        if other is not None and other.dtype != x.dtype:
+            raise ValueError(f"swiglu: {name} must have the dtype of x, {x.dtype}, got {other.dtype}.")
+    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton("swiglu", backend, x, weight, up):
         from subquad.kernels.swiglu.triton import swiglu_triton
 
         with on_device_of(x):
-            return swiglu_triton(x, weight)
-    gate, up = x.chunk(2, dim=-1)
+            return swiglu_triton(x, weight, up)
+    gate, up = x.chunk(2, dim=-1) if up is None else (x, up)
     y = F.silu(gate) * up
     if weight is None:
         return y

@@ -6,7 +6,8 @@ With g, u the halves of x and σ the logistic function:
 
 In front of a linear map the backward pass also writes y, which the gradient of the weight reads; only x is kept.
 
-Layout: x [R, 2 F] and y [R, F], dense, where R counts all axes but the last. float32: everything between a load and a
+Layout: x [R, 2 F] and y [R, F], dense, where R counts all axes but the last; a gate and an up [R, F] may have rows at
+any distance. float32: everything between a load and a
 store. Bytes: 3 elements for each of R F forward, 5 backward and 6 with y. FLOPs: about 5 forward and 10 backward, and
 one exponential. Deterministic.
 """
@@ -38,58 +39,80 @@ def _offsets(R, F, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_fwd_kernel(x, y, R, units, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _swiglu_fwd_kernel(
+    gate, up, y, R, gate_stride, up_stride, units, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
     F = units * UNIT
     o_r, o_f, m = _offsets(R, F, ROWS, COLUMNS)
-    p_x = x + o_r * 2 * F + o_f
-    b_gate = tl.load(p_x, mask=m, other=0.0).to(tl.float32)
-    b_up = tl.load(p_x + F, mask=m, other=0.0).to(tl.float32)
+    b_gate = tl.load(gate + o_r * gate_stride + o_f, mask=m, other=0.0).to(tl.float32)
+    b_up = tl.load(up + o_r * up_stride + o_f, mask=m, other=0.0).to(tl.float32)
     b_y = b_gate * tl.sigmoid(b_gate) * b_up
     tl.store(y + o_r * F + o_f, b_y.to(y.dtype.element_ty), mask=m)
 
 
 @triton.jit
-def _swiglu_bwd_kernel(x, dy, dx, y, R, units, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """dx and, unless it is None, y."""
+def _swiglu_bwd_kernel(
+    gate, up, dy, dgate, dup, y, R, gate_stride, up_stride, d_stride, units,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """dgate and dup, which have rows of one stride, and, unless it is None, y."""
     F = units * UNIT
     o_r, o_f, m = _offsets(R, F, ROWS, COLUMNS)
-    o_x = o_r * 2 * F + o_f
-    b_gate = tl.load(x + o_x, mask=m, other=0.0).to(tl.float32)
-    b_up = tl.load(x + o_x + F, mask=m, other=0.0).to(tl.float32)
+    b_gate = tl.load(gate + o_r * gate_stride + o_f, mask=m, other=0.0).to(tl.float32)
+    b_up = tl.load(up + o_r * up_stride + o_f, mask=m, other=0.0).to(tl.float32)
     b_dy = tl.load(dy + o_r * F + o_f, mask=m, other=0.0).to(tl.float32)
     b_sigmoid = tl.sigmoid(b_gate)
     b_dgate = b_dy * b_up * b_sigmoid * (1.0 + b_gate * (1.0 - b_sigmoid))
-    tl.store(dx + o_x, b_dgate.to(dx.dtype.element_ty), mask=m)
-    tl.store(dx + o_x + F, (b_dy * b_gate * b_sigmoid).to(dx.dtype.element_ty), mask=m)
+    o_d = o_r * d_stride + o_f
+    tl.store(dgate + o_d, b_dgate.to(dgate.dtype.element_ty), mask=m)
+    tl.store(dup + o_d, (b_dy * b_gate * b_sigmoid).to(dup.dtype.element_ty), mask=m)
     if y is not None:
         tl.store(y + o_r * F + o_f, (b_gate * b_sigmoid * b_up).to(y.dtype.element_ty), mask=m)
 
 
-def _tiles(x: Tensor) -> tuple[int, dict[str, Any]]:
-    """The number of programs for x [..., 2 F], and the arguments that both kernels end with."""
-    rows, width = x.numel() // x.shape[-1], x.shape[-1] // 2
+def _rows(x: Tensor) -> Tensor:
+    """x [..., F] as [R, F] with contiguous columns; copied where its rows do not follow each other at one distance."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _tiles(rows: int, width: int) -> tuple[int, dict[str, Any]]:
+    """The number of programs for R rows of F columns, and the arguments that both kernels end with."""
     columns = min(COLUMNS, power_of_2(width))
     tile_rows = ELEMENTS // columns
     programs = cdiv(rows, tile_rows) * cdiv(width, columns)
     # Triton knows of an argument only whether 16 divides it, and 8 elements are enough for the widest load
     unit = 8 if width % 8 == 0 else 1
-    sizes = {"R": rows, "units": width // unit, "UNIT": unit, "ROWS": tile_rows, "COLUMNS": columns}
-    return programs, {**sizes, "num_warps": 4}
+    return programs, {"units": width // unit, "UNIT": unit, "ROWS": tile_rows, "COLUMNS": columns, "num_warps": 4}
+
+
+def _forward(gate: Tensor, up: Tensor) -> Tensor:
+    """y [R, F], dense, from [R, F]."""
+    programs, rest = _tiles(*gate.shape)
+    y = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    strides = {"gate_stride": gate.stride(0), "up_stride": up.stride(0)}
+    launch(_swiglu_fwd_kernel, programs, gate=gate, up=up, y=y, R=len(gate), **strides, **rest)
+    return y
+
+
+def _backward(gate: Tensor, up: Tensor, dy: Tensor, dgate: Tensor, dup: Tensor, y: Tensor | None) -> None:
+    """Writes dgate, dup and, unless it is None, y, all [R, F] and, but for gate, up and their gradients, dense."""
+    programs, rest = _tiles(*gate.shape)
+    strides = {"gate_stride": gate.stride(0), "up_stride": up.stride(0), "d_stride": dgate.stride(0)}
+    tensors = {"gate": gate, "up": up, "dy": dy, "dgate": dgate, "dup": dup, "y": y}
+    launch(_swiglu_bwd_kernel, programs, **tensors, R=len(gate), **strides, **rest)
 
 
 def swiglu_fwd(x: Tensor) -> Tensor:
     """y [..., F] of x [..., 2 F], which is contiguous."""
-    y = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=x.dtype, device=x.device)
-    programs, rest = _tiles(x)
-    launch(_swiglu_fwd_kernel, programs, x=x, y=y, **rest)
-    return y
+    return _forward(*_rows(x).chunk(2, dim=-1)).view(*x.shape[:-1], -1)
 
 
 def swiglu_bwd(x: Tensor, dy: Tensor, y: Tensor | None = None) -> Tensor:
     """The gradient of x [..., 2 F], from that of the result, which is contiguous. The result is written to y."""
     dx = torch.empty_like(x)
-    programs, rest = _tiles(x)
-    launch(_swiglu_bwd_kernel, programs, x=x, dy=dy, dx=dx, y=y, **rest)
+    (gate, up), (dgate, dup) = (_rows(z).chunk(2, dim=-1) for z in (x, dx))
+    _backward(gate, up, dy, dgate, dup, y)
     return dx
 
 
@@ -119,8 +142,30 @@ class SwiGLULinear(OnceDifferentiable):
         return product_backward(ctx, swiglu_bwd, gradient)
 
 
-def swiglu_triton(x: Tensor, weight: Tensor | None = None) -> Tensor:
+class Gated(OnceDifferentiable):
+    """(gate [R, F], up [R, F], weight [D, F] or None) to y [R, F], or to y weight^T [R, D] without y being kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor | None) -> Tensor:
+        save(ctx, gate, up, weight)
+        y = _forward(gate, up)
+        return y if weight is None else y @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        gate, up, weight = saved(ctx)
+        dy = dense(gradient if weight is None else gradient @ weight)
+        dgate, dup = (torch.empty(gate.shape, dtype=gate.dtype, device=gate.device) for _ in range(2))
+        y = None if weight is None else torch.empty_like(dy)
+        _backward(gate, up, dy, dgate, dup, y)
+        return dgate, dup, None if y is None else gradient.t() @ y
+
+
+def swiglu_triton(x: Tensor, weight: Tensor | None = None, up: Tensor | None = None) -> Tensor:
     """y [..., F], or y weight^T [..., D], in the dtype of x."""
+    if up is not None:
+        with torch.autocast(x.device.type, enabled=False):
+            return Gated.apply(_rows(x), _rows(up), weight).view(*x.shape[:-1], -1)
     x = dense(x)
     if weight is None:
         return SwiGLU.apply(x) if needs_gradient(x) else swiglu_fwd(x)

@@ -25,9 +25,12 @@ from subquad.kernels.workload import (
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """With D, the weight of a linear map behind the unit."""
+    """With D, the weight of a linear map behind the unit; with `halves: apart` both halves are tensors of their own."""
     rows, width = sizes(shape, "RF")
-    inputs: Inputs = {"x": normal(generator, dtype, rows, 2 * width)}
+    apart = shape.get("halves") == "apart"
+    inputs: Inputs = {"x": normal(generator, dtype, rows, width if apart else 2 * width)}
+    if apart:
+        inputs["up"] = normal(generator, dtype, rows, width)
     if "D" in shape:
         inputs["weight"] = normal(generator, dtype, sizes(shape, "D")[0], width) * width**-0.5
     return inputs
@@ -70,5 +73,12 @@ WORKLOAD = Workload(
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.bfloat16,),
-    small=({"R": 5, "F": 20}, {"R": 300, "F": 17}, {"R": 9, "F": 350}, {"R": 9, "F": 20, "D": 12}),
+    small=(
+        {"R": 5, "F": 20},
+        {"R": 300, "F": 17},
+        {"R": 9, "F": 350},
+        {"R": 9, "F": 20, "D": 12},
+        {"R": 9, "F": 20, "D": 12, "halves": "apart"},
+        {"R": 5, "F": 17, "halves": "apart"},
+    ),
 )

@@ -451,7 +451,10 @@ REFUSED = {
         BACKEND,
     ],
     "squared_relu": [("x must be [..., F] with at least one element", {"x": none_of(1)})],
-    "swiglu": [("x must be [..., 2 F] with at least one element, got [5, 39]", {"x": less(1)})],
+    "swiglu": [
+        ("x must be [..., 2 F] with at least one element, got [5, 39]", {"x": less(1)}),
+        ("up must be [5, 40] to go with x, got [5, 20]", {"up": ones(5, 20)}),
+    ],
     "token_shift": [
         ("x must be [B, T >= 1, D] with at least one element, got [19, 6]", {"x": lambda x: x[0]}),
         ("mu must be [U >= 1, 6], got [6]", {"mu": lambda x: x[0]}),

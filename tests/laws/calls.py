@@ -447,6 +447,7 @@ def _swiglu(draw: Draw) -> Iterator[Call]:
     yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
     inputs = {"x": draw(3, 5, 8), "weight": draw(6, 4)}
     yield Call("in front of a linear map", _pair(swiglu, swiglu_reference), inputs)
+    yield Call("halves apart", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 4), "up": draw(3, 5, 4)})
 
 
 def _token_shift(draw: Draw) -> Iterator[Call]:

@@ -69,18 +69,3 @@ def test_distractors_have_other_names_and_words_are_as_frequent_as_zipf_says():
     counts = np.bincount(tokens[tokens < 200], minlength=200)
     assert counts[0] / counts[1] == pytest.approx(2, rel=0.1)
     assert counts[0] / counts[9] == pytest.approx(10, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        (Copying, {"max_string": 200}, "needs length >= 403, got 220"),
-        (Copying, {"min_string": 60}, "min_string=60 is above max_string=50"),
-        (Copying, {"vocab_size": 1}, "needs two letters"),
-        (Needle, {"num_distractors": 32}, "raise num_names"),
-        (Needle, {"length": 17}, "needs >= 18"),
-    ],
-)
-def test_options_that_cannot_work_say_why(task, options, message):
-    with pytest.raises(ValueError, match=message):
-        task(**options)

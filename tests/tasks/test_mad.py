@@ -106,26 +106,6 @@ def test_options_of_selective_copying_that_are_off_are_no_part_of_a_run():
     assert SelectiveCopying(num_train=5).model_dump()["num_train"] == 5
 
 
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        (InContextRecall, {"length": 31}, "does not hold whole pairs"),
-        (InContextRecall, {"num_noise": 16}, "leaves fewer than 4 keys and values; raise vocab_size to 20"),
-        (InContextRecall, {"frac_noise": 0.2}, "num_noise=0 and frac_noise=0.2; give both, or neither"),
-        (FuzzyInContextRecall, {"vocab_size": 6}, "has 2 key tokens and 3 value tokens, too few"),
-        (FuzzyInContextRecall, {"length": 18}, "needs >= 19"),
-        (Compression, {"vocab_size": 2}, "needs >= 3"),
-        (Compression, {"length": 1}, "needs >= 2"),
-        (Memorization, {"length": 3}, "length=3 is odd"),
-        (Memorization, {"vocab_size": 4}, "needs >= 5"),
-        (SelectiveCopying, {"length": 32, "length_rule": "total", "marker": "before"}, "a context of 15 tokens"),
-    ],
-)
-def test_options_that_cannot_work_say_why(task, options, message):
-    with pytest.raises(ValueError, match=message):
-        task(**options)
-
-
 def test_the_smallest_rows_of_fuzzy_recall_show_their_last_key():
     task = FuzzyInContextRecall(length=19, num_test=200)
     for tokens in only(task, "test").inputs.tolist():

@@ -94,19 +94,3 @@ def test_the_policy_decides_at_which_lengths_rates_are_chosen():
     paper = ModularArithmetic(num_test=50, split_policy="paper")
     (valid,), (test,) = paper.segments("valid", 0), task.segments("test", 0)
     assert torch.equal(valid.inputs, test.inputs)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"modulus": 1}, r"greater than or equal to 2"),
-        ({"length": 2}, r"length=2 has no room for an expression; needs >= 3"),
-        ({"brackets": True, "length": 4}, r"length=4 has no room for an expression; needs >= 5"),
-        ({"min_length": 2}, r"min_length=2 has no room for a digit"),
-        ({"min_length": 41}, r"min_length=41 is above length=40"),
-        ({"min_test_length": 300}, r"min_test_length=300 is above test_length=256"),
-    ],
-)
-def test_options_that_cannot_work_say_why(options, message):
-    with pytest.raises(ValueError, match=message):
-        ModularArithmetic(**options)

@@ -128,29 +128,6 @@ def test_segments_of_the_same_shape_are_drawn_apart():
     assert (first.inputs[:, :8] != second.inputs[:, :8]).any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"length": 128, "num_kv_pairs": 64},
-            r"mqar: num_kv_pairs=64 needs length >= 256 \(4 tokens a pair\), got 128; raise length or lower",
-        ),
-        ({"length": 511}, r"length=511 is odd"),
-        ({"vocab_size": 64}, r"num_kv_pairs=64 needs vocab_size >= 130 .* got 64"),
-        ({"protocol": "based-fig2", "length": 64}, r"length=64 has no meaning with protocol=based-fig2"),
-        ({"protocol": "based-fig2", "test": []}, r"needs at least one shape"),
-        ({"train": [{"length": 64, "num_kv_pairs": 4, "num_examples": 10}]}, r"protocol=zoology-fig2 has one shape"),
-        ({"num_test": None}, r"needs num_test"),
-        ({"protocol": "zoology"}, r"zoology-fig2"),
-        ({"power_a": 0}, r"power_a"),
-        ({"train_power_a": 0.1}, r"train_power_a"),
-    ],
-)
-def test_options_that_cannot_work_say_why(options, message):
-    with pytest.raises(ValueError, match=message):
-        MQAR(**options)
-
-
 def test_the_smallest_vocabulary_that_is_allowed_works():
     task = MQAR(vocab_size=18, length=32, num_kv_pairs=8, num_train=50, num_test=50, non_queries="random-no-keys")
     assert (np.sort(only(task, "train").inputs[:, 0:16:2], axis=1) == np.arange(1, 9)).all()

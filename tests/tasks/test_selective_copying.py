@@ -56,18 +56,3 @@ def test_data_stand_anywhere_in_the_context():
 def test_a_full_context_is_plain_copying():
     segment = SelectiveCopying(length=8, num_data=8).block(0, 0, 16)
     assert (segment.inputs[:, :8] == segment.targets).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"vocab_size": 3}, r"vocab_size=3 with marker=in-vocabulary leaves 1 data symbols; needs vocab_size >= 4"),
-        ({"vocab_size": 2, "marker": "none"}, r"needs vocab_size >= 3"),
-        ({"length": 8}, r"num_data=16 does not fit into a context of 8"),
-        ({"length": 24, "length_rule": "total"}, r"context of 8 tokens \(length=24, length_rule=total\)"),
-        ({"marker": "appended"}, r"in-vocabulary"),
-    ],
-)
-def test_options_that_cannot_work_say_why(options, message):
-    with pytest.raises(ValueError, match=message):
-        SelectiveCopying(**options)

@@ -144,16 +144,3 @@ def test_the_background_has_unit_power_that_falls_with_the_frequency():
     low, high = (power[(hertz >= start) & (hertz < 2 * start)].sum() for start in (2, 32))
     # equal power in every octave
     assert low == pytest.approx(high, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("task", "options", "message"),
-    [
-        (BrainActivity, {"num_points": 1}, "num_points=1; needs 2 or more"),
-        (BrainActivity, {"num_levels": 1}, "num_levels=1; needs 2 or more"),
-        (Seizures, {"length": 500}, "2.5 s; a rhythm needs four, raise length to 800"),
-    ],
-)
-def test_options_that_cannot_work_say_why(task, options, message):
-    with pytest.raises(ValueError, match=message):
-        task(**options)

@@ -93,25 +93,6 @@ def test_test_lengths_are_slices_of_the_test_split_alone():
     assert (next(iter(task.segments("test", 0))).inputs == alone.inputs).all()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: InductionHeads(vocab_size=3), r"vocab_size=3 leaves 1 ordinary"),
-        (lambda: InductionHeads(length=2), r"length=2 has no room"),
-        (lambda: AssociativeRecall(vocab_size=5), r"vocab_size=5 leaves 1 keys"),
-        (lambda: AssociativeRecall(length=21), r"length=21 does not hold whole pairs"),
-        (lambda: AssociativeRecall(test_lengths=(20, 7)), r"length=7 does not hold whole pairs"),
-        (lambda: InductionHeadsExtrapolation(vocab_size=2), r"vocab_size=2 leaves 1 ordinary"),
-        (lambda: InductionHeadsExtrapolation(test_lengths=(3,)), r"length=3 has no room"),
-        (lambda: InductionHeadsExtrapolation(test_lengths=()), r"test_lengths is empty"),
-        (lambda: InductionHeadsExtrapolation(max_test_tokens=1000), r"above max_test_tokens=1000"),
-    ],
-)
-def test_options_that_cannot_work_say_why(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_extrapolation_tests_the_published_lengths():
     task = InductionHeadsExtrapolation()
     assert task.test_lengths[0] == 64

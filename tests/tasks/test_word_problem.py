@@ -117,24 +117,3 @@ def test_swaps_move_two_points():
     (segment,) = task.segments("train", 0)
     assert set(np.unique(segment.inputs[:, 1:])) == set(task.drawn)
     assert len(np.unique(segment.targets)) == 120
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group": "D4"}, r"group='D4' is none; write Zm, Sm or Am"),
-        ({"group": "S7"}, r"group=S7 has 5040 elements; choose one with 2 to 720"),
-        ({"group": "A2"}, r"group=A2 has 1 elements"),
-        ({"group": "Z3", "max_moved": 2}, r"max_moved counts moved points"),
-        ({"max_moved": 1}, r"leaves 1 elements to draw"),
-        ({"min_length": 8}, r"min_length has no meaning with labels=every"),
-        ({"labels": "end", "min_length": 200}, r"min_length=200 is above length=128"),
-        ({"min_test_length": 8}, r"min_test_length has no meaning with labels=every"),
-        ({"labels": "end", "min_test_length": 40}, r"min_test_length=40 is above a test length of 32"),
-        ({"labels": "end", "repeats": True}, r"repeats needs a label at every position"),
-        ({"test_lengths": ()}, r"at least 1 item"),
-    ],
-)
-def test_options_that_cannot_work_say_why(options, message):
-    with pytest.raises(ValueError, match=message):
-        WordProblem(**options)

@@ -178,7 +178,8 @@ class DeltaMixer(FusedStepMixer):
 
     def _heads(self, parts: Parts, read: Read, keep: Keep = at_once) -> Inputs:
         """q [..., G, K], k [..., n, G, K], v [..., n, H, V], beta [..., n, H] and log-decays of n steps a token."""
-        beta = self.max_beta * self._sigmoid(read.beta)
+        beta = self._sigmoid(read.beta)
+        beta = beta if self.max_beta == 1 else self.max_beta * beta
         q, k, v = parts
         return (
             q,

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import chi2_contingency
 
 from subquad.tasks.data.faults import DataError
 from subquad.tasks.lra import expressions
@@ -165,6 +164,9 @@ def unlike(theirs, ours):
 
     Numbers that fewer than 20 expressions have are counted together.
     """
+    # its import takes as long as that of the whole file of tests
+    from scipy.stats import chi2_contingency
+
     found = []
     for name in theirs.index.unique("property"):
         counts = pd.DataFrame({"theirs": theirs[name], "ours": ours[name]}).fillna(0)

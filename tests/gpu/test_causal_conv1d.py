@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
 from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.gpu.real_sizes import assert_equals_plain_pytorch
@@ -51,6 +51,16 @@ TORCH, TRITON = (partial(causal_conv1d, return_final_state=True, backend=backend
 def test_a_long_sequence_equals_plain_pytorch_in_double_precision(memory, dtype, taps, shape):
     inputs = make_inputs(*shape, taps, dtype)
     assert_equals_plain_pytorch(TRITON, TORCH, inputs | {"x": memory(inputs["x"])}, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("length", "size"), [(2048, 128), (1000, 96), (37, 256), (70, 5)])
+def test_heads_of_length_one_equal_plain_pytorch_in_double_precision(length, size, dtype):
+    heads = (2, size), (4, size), (3, 2 * size)
+    inputs = make_inputs(2, length, 12 * size, 4, dtype)
+    given = {name: inputs[name] for name in ("x", "weight")} | {"heads": heads, "num_unit": 2, "activation": "silu"}
+    ops = (partial(causal_conv1d_heads, backend=backend) for backend in ("triton", "torch"))
+    assert_equals_plain_pytorch(*ops, given | {"x": half_of_a_projection(inputs["x"])}, dtype)
 
 
 @pytest.mark.parametrize("memory", [channel_last, channel_first])

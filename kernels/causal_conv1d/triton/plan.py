@@ -25,10 +25,13 @@ class Tile(NamedTuple):
     options: CompileOptions
 
     def for_heads(self, size: int) -> Tile:
-        """This tile with the channels of one head, and as many of them for each thread."""
+        """This tile with the channels of one head and as many of them for each thread; programs cover as many steps."""
         block_d = power_of_2(size)
         warps = max(1, self.options.num_warps * block_d // self.block_d)
-        return self._replace(block_d=block_d, options=self.options._replace(num_warps=warps))
+        # with more than 8 warps a thread may have too few registers
+        fewer = max(1, warps // 8)
+        options = self.options._replace(num_warps=warps // fewer)
+        return self._replace(block_d=block_d, groups=self.groups // fewer, tiles=self.tiles * fewer, options=options)
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,11 @@ class Columns:
     """
 
     def __init__(self, table: pa.Table) -> None:
-        """table: the columns of READ. Runs are numbered in the order of their ids."""
-        (runs, self.run_ids), (metrics, self._metrics) = _codes(table["run_id"]), _codes(table["metric"])
+        """table: the columns of READ. Runs are numbered in the order of their ids, and of their scales."""
+        (ids, known), (scales, at) = _codes(table["run_id"]), _codes(table["scale"])
+        # two scales may have one run, whose rows are then stored at each of them
+        runs, self.run_ids = ids * len(at) + scales, [run_id for run_id in known for _ in at]
+        metrics, self._metrics = _codes(table["metric"])
         (splits, self._splits), (slices, self._slices) = _codes(table["split"]), _codes(table["slice"])
         joined = (metrics * len(self._splits) + splits) * len(self._slices) + slices
         # metrics have the highest digits of the keys, so the keys of a metric follow each other

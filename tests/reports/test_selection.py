@@ -355,3 +355,12 @@ def test_values_of_a_grid_meet_values_of_a_resolved_run():
     assert not matches({"model.name": "h3", "model.inner": "s6"}, {"model": {"name": "h3"}})
     assert slice_part("length=512,num_kv_pairs=64", "num_kv_pairs") == 64
     assert slice_part("", "length") is None
+
+
+def test_a_run_that_two_scales_have_is_one_seed_at_each(make):
+    def both(run, scale):
+        return [{**row, "scale": scale} for row in run]
+
+    runs = [both(run, scale) for run in three() for scale in ("paper", "small")]
+    for scale in ("paper", "small"):
+        assert cell(make(*runs, config=grid(scales={"paper": {}, "small": {}}), scale=scale), "H3", "AR").num_seeds == 3

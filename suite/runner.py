@@ -105,13 +105,17 @@ def plan(
         if ending is None:
             planned.append(Planned(run, None))
             continue
-        older = tuple(
-            f"{name} {used['version']} (now {versions[name]})"
-            for name, used in sorted(ending.operators.items())
-            if versions and used["version"] < versions.get(name, 0)
-        )
-        planned.append(Planned(run, ending.status, older))
+        planned.append(Planned(run, ending.status, older_operators(ending.operators, versions or {})))
     return planned
+
+
+def older_operators(used: Mapping[str, Mapping[str, Any]], versions: Mapping[str, int]) -> tuple[str, ...]:
+    """Operators of a stored run that have a higher version today: `selective_scan 1 (now 2)`."""
+    return tuple(
+        f"{name} {operator['version']} (now {versions[name]})"
+        for name, operator in sorted(used.items())
+        if operator["version"] < versions.get(name, 0)
+    )
 
 
 def missing_bases(runs: Sequence[Run], root: Path) -> dict[str, Run]:

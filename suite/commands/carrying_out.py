@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from subquad.suite.options import located
 from subquad.suite.plugins import only_on_this_machine
 from subquad.suite.runner import FAILED, UNNEEDED, Finished, Planned, missing_bases, outdated, plan
 from subquad.suite.runs import Run
+from subquad.suite.store import elsewhere
 from subquad.suite.store.enough import Enough
 from subquad.suite.training.live import check_sinks
 
@@ -37,6 +38,8 @@ class Call:
     results: Path
     executor: Executor
     settings: Settings
+    elsewhere: Mapping[str, elsewhere.Elsewhere] = field(default_factory=dict)
+    """Run id to the rows that another experiment has stored of a run that is to do, which are taken."""
 
     @property
     def outdated(self) -> str | None:
@@ -63,14 +66,19 @@ class Call:
         began, settings = time.monotonic(), self.settings
         bases = missing_bases(self.todo, self.results)
         ended: list[Finished] = []
+        found = [run for run in self.todo if run.run_id in self.elsewhere and run.run_id not in bases]
+        for run in elsewhere.take(found, self.elsewhere, self.results) if found else ():
+            ended.append(Finished(run, "ok", "", 0.0, f"taken from {self.elsewhere[run.run_id].name}"))
+            display.finished(ended[-1])
+        taken = {finished.run.run_id for finished in ended}
         if bases:
             # a stored run without its weights is repeated
             repeat = settings.repeat or not bases.keys() <= {run.run_id for run in self.todo}
             first = replace(settings, repeat=repeat, keep_weights=True)
-            ended = self.executor(list(bases.values()), self.results, display, first)
+            ended += self.executor(list(bases.values()), self.results, display, first)
             if settings.within_s is not None:
                 settings = replace(settings, within_s=max(0.0, settings.within_s - (time.monotonic() - began)))
-        rest = [run for run in self.todo if run.run_id not in bases]
+        rest = [run for run in self.todo if run.run_id not in (bases.keys() | taken)]
         return ended + self.executor(rest, self.results, display, settings)
 
 
@@ -138,4 +146,8 @@ def prepare(
         ]
         todo = enough.in_order([item.run for item in planned if item.todo])
         settings = replace(settings, enough=enough)
-    return Call([experiment for experiment, _ in found], planned, todo, len(runs), place, results, carry_out, settings)
+    # of a run that is to keep its weights, rows would not be all
+    takes = not (force or retry_failed or settings.keep_weights)
+    stored = elsewhere.find(todo, results, repository.versions) if takes else {}
+    listed = [experiment for experiment, _ in found]
+    return Call(listed, planned, todo, len(runs), place, results, carry_out, settings, stored)

@@ -27,8 +27,9 @@ def collect(
     from subquad.suite.executors.slurm import collect as collect_jobs
     from subquad.suite.store.status import standings
 
+    repository = repository_of(context, plugins)
     (experiment, config, _), runs = resolved_runs(
-        repository_of(context, plugins),
+        repository,
         experiment,
         scale=scale,
         only=only,
@@ -45,4 +46,5 @@ def collect(
     display = GridDisplay(console, len(ended), runs=runs)
     for finished in ended:
         display.finished(finished)
-    print_summary(console, experiment, results, standings(runs, results, config.select, skipped))
+    found = standings(runs, results, config.select, skipped, repository.versions)
+    print_summary(console, experiment, results, found)

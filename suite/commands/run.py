@@ -237,21 +237,27 @@ def _print_dry_run(console: Console, call: Call, repository: Repository, scale: 
     runs = [item.run for item in call.planned]
     unstored = ["to do"] * len(runs) if call.settings.fresh else unstored_states(runs, call.results)
     states = [item.stored or state for item, state in zip(call.planned, unstored, strict=True)]
+    states = [
+        f"in {call.elsewhere[item.run.run_id].name}" if item.todo and item.run.run_id in call.elsewhere else state
+        for item, state in zip(call.planned, states, strict=True)
+    ]
     print_plan(runs, states)
     counts = {
         "interrupted": sum(state == "interrupted" for state in states),
         "without data": sum(run.is_planned_only for run in call.todo),
+        "stored elsewhere": len(call.elsewhere),
         "not needed": sum(state == UNNEEDED for state in states),
     }
     line = f"{counted(len(call.planned))}, {len(call.todo)} to do"
-    # interrupted runs and those without data are among the ones to do
+    # interrupted runs, those stored elsewhere and those without data are among the ones to do
     line += "".join(f", {count} {words}" for words, count in counts.items() if count)
     console.print(f"{line}, on {call.place}; results in {call.results}", highlight=False)
     roots = [call.results, repository.reference]
     stored = [file for experiment in call.experiments for file in storage.files(roots, experiment.name)]
-    lines = estimate(call.todo, stored, skipped, jobs=jobs)
-    if call.todo and not lines:
-        command = measuring([item.run for item in call.planned], call.todo[0])
+    left = [run for run in call.todo if run.run_id not in call.elsewhere]
+    lines = estimate(left, stored, skipped, jobs=jobs)
+    if left and not lines:
+        command = measuring([item.run for item in call.planned], left[0])
         lines = [f"no run like these is stored; one run shows how long they take: {command}{repository.unfetched}"]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

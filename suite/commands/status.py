@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,14 +54,18 @@ def status(
         without_data=True,
     )
     said: list[str] = []
-    found = standings(runs, results, config.select, said.append)
+    found = standings(runs, results, config.select, said.append, repository.versions)
     console = table_console()
     label = Labels(runs)
     for standing in found:
-        if standing.state != "unneeded" and (standing.detail or standing.state not in ("ok", "to do")):
+        if standing.state in ("unneeded", "elsewhere"):
+            continue
+        if standing.detail or standing.state not in ("ok", "to do"):
             line = f"{standing.state:11s}  {label(standing.run)}  {visible(standing.detail)}"
             style = STYLES.get(standing.state, "")
             console.print(line.rstrip(), style=style, highlight=False, markup=False, soft_wrap=True)
+    for detail, count in Counter(standing.detail for standing in found if standing.state == "elsewhere").items():
+        console.print(f"elsewhere    {counted(count)} {visible(detail)}", highlight=False, markup=False, soft_wrap=True)
     print_summary(console, experiment, results, found)
     # `run` repeats what failed and what could not run here; runs without data are in the plan of `--dry-run` too
     to_do = ("running", "queued", "interrupted", "to do", "no data", "failed", "n/a")

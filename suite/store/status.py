@@ -10,7 +10,7 @@ from pathlib import Path
 from subquad.suite.runner import UNNEEDED
 from subquad.suite.runs import Run
 from subquad.suite.settings.report_spec import Select
-from subquad.suite.store import endings, storage
+from subquad.suite.store import elsewhere, endings, storage
 from subquad.suite.store.claims import Claim, find_claims
 from subquad.suite.store.enough import Enough
 from subquad.suite.store.jobs import Job, find_jobs, states
@@ -26,10 +26,14 @@ ORDER = (
     "n/a",
     "interrupted",
     "damaged",
+    "elsewhere",
     "to do",
     "unneeded",
     "no data",
 )
+
+UNSTORED = ("to do", "interrupted")
+"""States of runs without rows that nobody carries out."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +43,25 @@ class Standing:
     run: Run
     state: str
     """`running`, `queued` (as a job), the status of its stored rows, `interrupted` (it has a checkpoint), `to do`,
-    `unneeded` (a value before its own is good enough), `damaged` (its rows cannot be read or believed) or `no data`."""
+    `elsewhere` (another experiment has stored rows that `run` takes), `unneeded` (a value before its own is good
+    enough), `damaged` (its rows cannot be read or believed) or `no data`."""
     detail: str
     """Names the process that carries out the run and its start, or says why the run failed or is not needed."""
 
 
 def standings(
-    runs: Sequence[Run], root: Path, select: Select | None = None, skip: Callable[[str], None] | None = None
+    runs: Sequence[Run],
+    root: Path,
+    select: Select | None = None,
+    skip: Callable[[str], None] | None = None,
+    versions: elsewhere.Versions = dict,
 ) -> list[Standing]:
     """Returns the state of every run of one experiment, in the order of the runs.
 
     select: the selection of its report, which may say that a run is not needed.
     skip: called with a sentence on each file and run that cannot be read or believed, even of another grid; then the
         state of the run is `damaged`. None: SchemaError is raised.
+    versions: gives today's version of every operator; rows of other experiments that used older ones are not taken.
     """
     enough = Enough(runs, root, {run.experiment: select for run in runs[:1]})
     claims = {(claim.scale, claim.run_id): claim for run in runs[:1] for claim in find_claims(root, run.experiment)}
@@ -66,7 +76,14 @@ def standings(
         _standing(run, state, ending, claims.get((run.scale, run.run_id)), jobs.get(run.run_id), words)
         for run, state, ending in zip(runs, unstored, stored, strict=True)
     ]
-    return [_spared(standing, enough) if standing.state in ("to do", "interrupted") else standing for standing in found]
+    found = [_spared(standing, enough) if standing.state in UNSTORED else standing for standing in found]
+    others = elsewhere.find([standing.run for standing in found if standing.state in UNSTORED], root, versions)
+    return [
+        Standing(standing.run, "elsewhere", f"stored in {others[standing.run.run_id].name}")
+        if standing.state in UNSTORED and standing.run.run_id in others
+        else standing
+        for standing in found
+    ]
 
 
 def _spared(standing: Standing, enough: Enough) -> Standing:

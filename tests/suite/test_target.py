@@ -3,13 +3,14 @@
 import logging
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from subquad.suite.executors.local import OutOfTimeError, run_all
 from subquad.suite.runner import ENDED, execute, plan
-from subquad.suite.store import endings, storage
+from subquad.suite.store import elsewhere, endings, storage
 from subquad.suite.store.claims import Claims, claim_path, find_claims, read_claim
 from subquad.suite.store.status import standings
 from subquad.suite.store.target import create, probe, stamp, target, time_at
@@ -70,6 +71,16 @@ def test_runs_are_published_to_s3_and_from_there(s3, tmp_path):
     assert endings.files_of(s3, [(*PLACE, identity(number)) for number in (1, 5)]) == [path]
     assert published(local, s3) == []
     assert [again.name for again in published(s3, tmp_path / "back")] == [path.name]
+
+
+def test_rows_of_another_experiment_on_s3_are_taken(s3):
+    run = make_run()
+    run_all([run], s3, CPU, Recording())
+    other = replace(run, experiment="toy/other")
+    assert [standing.state for standing in standings([other], s3)] == ["elsewhere"]
+    assert elsewhere.take([other], elsewhere.find([other], s3), s3) == [other]
+    assert values(s3, [other]) == values(s3, [run])
+    assert not list(s3.rglob("*.claim"))
 
 
 @pytest.mark.slow

@@ -48,12 +48,12 @@ from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32, autocast_dtype, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import reset_taps, step_bias
-from subquad.models.parts.linear import Linear, ResidualLinear, shared_linears
+from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm, unit
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.recompute import Keep, Recomputing, at_once, spares
-from subquad.models.parts.step import shared_norm, step_linear
+from subquad.models.parts.step import maps_of, shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
 from subquad.suite.bounds import Epsilon, Factor, Positive, Ratio, Width
 from subquad.suite.contracts import TaskSpec
@@ -154,10 +154,7 @@ class DeltaMixer(FusedStepMixer):
 
     def _read(self, x: Tensor, norm: nn.Module | None = None) -> Read:
         """What the linear maps give for norm(x), x a sequence or one position."""
-        if norm is None and x.ndim == 3:
-            results = iter(shared_linears(self._readers(), x))
-        else:
-            results = iter([step_linear(linear, x, norm=norm) for linear in self._readers()])
+        results = iter(maps_of(self._readers(), x, norm))
         projected, beta = next(results), next(results)
         decay = None if self.decay == "none" else next(results)
         return Read(projected, beta, decay, None if self.gate == "none" else next(results), tuple(results))

@@ -29,7 +29,7 @@ from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm
 from subquad.models.parts.options import require_divides
-from subquad.models.parts.step import shared_norm, step_linear
+from subquad.models.parts.step import maps_of, shared_norm, step_linear
 from subquad.suite.bounds import Epsilon, Positive, Ratio, Width
 from subquad.suite.contracts import TaskSpec
 
@@ -56,10 +56,11 @@ class GLA(GatedLinearMixer):
 
     def _project(self, x: Tensor, norm: nn.Module | None = None) -> Projected:
         x, norm = shared_norm(norm, x)
-        q, k, v, *gates = step_linear(self.proj, x, norm=norm).split(self.split, dim=-1)
+        projected, low = maps_of((self.proj, self.decay_down), x, norm)
+        q, k, v, *gates = projected.split(self.split, dim=-1)
         if self.from_attention:
             q, k = F.relu(q), F.relu(k)
-        decay = step_linear(self.decay_up, step_linear(self.decay_down, x, norm=norm))
+        decay = step_linear(self.decay_up, low)
         log_decay, _ = forget_gate(decay, damping=self.damping, complement=False)
         q, k, log_decay = (z.unflatten(-1, (self.num_heads, self.key_dim)) for z in (q, k, log_decay))
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, next(iter(gates), None)

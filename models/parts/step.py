@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.skinny_linear import Activation, Norm, skinny_linear, skinny_linear_pays
 from subquad.models.parts.casts import autocast_dtype
+from subquad.models.parts.linear import shared_linears
 from subquad.models.parts.norms import RMSNorm, add_norm
 
 
@@ -58,3 +61,10 @@ def shared_norm(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, nn.Module | 
     if norm is None or (x.is_cuda and len(x) == 1):
         return x, norm
     return add_norm(norm, None, x, autocast_dtype(x))[0], None
+
+
+def maps_of(linears: Sequence[nn.Linear], x: Tensor, norm: nn.Module | None = None) -> list[Tensor]:
+    """linear(norm(x)) for several maps: of a sequence [B, T, D] by `shared_linears`, of a position by `step_linear`."""
+    if norm is None and x.ndim == 3:
+        return list(shared_linears(linears, x))
+    return [step_linear(linear, x, norm=norm) for linear in linears]

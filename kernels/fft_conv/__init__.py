@@ -27,9 +27,10 @@ MAX_STEPS = 2**18
 FEW_LAGS, MIN_ELEMENTS = 64, 2**21
 """They are also faster for up to FEW_LAGS taps (H3's shift model) without gates, and for fewer than MIN_LAGS steps with
 gates (Hyena in the tasks of MAD), if u has MIN_ELEMENTS elements."""
-MAX_FLOAT32_STEPS, MIN_FLOAT32_ELEMENTS, MIN_FLOAT32_BATCH = 1024, 2**19, 16
+MAX_FLOAT32_STEPS, MIN_FLOAT32_ELEMENTS, MIN_FLOAT32_BATCH = 512, 2**19, 16
 """For float32 u they are faster with up to MAX_FLOAT32_STEPS steps, MIN_FLOAT32_ELEMENTS elements and MIN_FLOAT32_BATCH
-sequences at least. With fewer sequences the sums for the gradient of the taps take many times the memory of u."""
+sequences at least. With fewer sequences the sums for the gradient of the taps take many times the memory of u. At 1024
+steps the transforms of `triton/half_size.py` take two thirds of the time with backward, and a fifth more forward."""
 
 
 @counted("fft_conv")

@@ -116,7 +116,11 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """
     unknown = {key for row in rows for key in row} - set(SCHEMA.names)
     assert not unknown, f"columns not in the schema: {sorted(unknown)}"
-    table = pa.Table.from_pylist([{"schema": SCHEMA_VERSION, **row} for row in rows], schema=SCHEMA)
+    # Arrow refuses integers above 2^53, which counts of operations exceed, where a float64 would round
+    values = [row.get("value") for row in rows]
+    numbers = [value if value is None else float(value) for value in values]
+    own = ({"schema": SCHEMA_VERSION, **row, "value": value} for row, value in zip(rows, numbers, strict=True))
+    table = pa.Table.from_pylist(list(own), schema=SCHEMA)
     checks.check_numbers(table)
     table = table.replace_schema_metadata({ENDING: footer_of(rows)})
     with replacing(path) as temporary:

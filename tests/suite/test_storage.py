@@ -39,6 +39,12 @@ def test_rows_come_back_as_written(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == [f"{ID}.parquet"]
 
 
+def test_a_count_of_operations_beyond_the_integers_of_a_float64_is_rounded(tmp_path):
+    path = place(tmp_path)
+    storage.write(path, [ROW, {**LOSS, "metric": "train_flops", "unit": "flop", "value": 2**53 + 1}])
+    assert storage.read([path])["value"][1] == 2.0**53
+
+
 def test_an_unknown_column_is_our_own_fault(tmp_path):
     with pytest.raises(AssertionError, match="colour"):
         storage.write(tmp_path / "a.parquet", [{**ROW, "colour": 1}])

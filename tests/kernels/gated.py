@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+
+from subquad.suite.laws.accuracy import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -42,6 +46,30 @@ def results(inputs: dict[str, Any], op: Callable[..., Any]) -> list[Tensor]:
     outputs = op(**{**inputs, **leaves})
     cotangents = [torch.linspace(-1, 1, o.numel(), device=o.device).view_as(o).to(o) for o in outputs]
     return [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), cotangents)]
+
+
+def packed_sequences_are_separate_ones(
+    op: Callable[..., Any], inputs: dict[str, Any], ends: list[int], states: tuple[str, ...] = ("initial_state",)
+) -> None:
+    """Results and gradients of sequences packed along time are those of one after the other.
+
+    inputs: of one long sequence, with a state of which every sequence gets a multiple.
+    """
+    along_time = [n for n, x in inputs.items() if isinstance(x, Tensor) and x.shape[:2] == (1, ends[-1])]
+    inputs = inputs | {n: torch.cat([inputs[n] * (i + 1) for i in range(len(ends) - 1)]) for n in states}
+
+    def separately(**given: Any) -> tuple[Tensor, ...]:
+        parts = []
+        for i, (start, end) in enumerate(itertools.pairwise(ends)):
+            part = {n: x[:, start:end] if n in along_time else x for n, x in given.items()}
+            parts.append(op(**part | {n: given[n][i : i + 1] for n in states}))
+        o, *finals = zip(*parts, strict=True)
+        return torch.cat(o, dim=1), *map(torch.cat, finals)
+
+    packed = results(inputs, partial(op, cu_seqlens=torch.tensor(ends, dtype=torch.int32)))
+    for index, (a, e) in enumerate(zip(packed, results(inputs, separately), strict=True)):
+        # a gradient of a constant decay is a sum over sequences, in another order
+        assert_close(a, e.double(), torch.float32, what=f"result {index}")
 
 
 def make_planner(**tuning: Any) -> Any:

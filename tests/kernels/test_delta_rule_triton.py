@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from functools import partial
 
 import pytest
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.delta_rule import delta_rule, delta_rule_reference
-from subquad.suite.laws.accuracy import assert_close, assert_matches_reference, relative_error
+from subquad.suite.laws.accuracy import assert_matches_reference, relative_error
 from tests.kernels.gated import (
     DEVICE,
     calls_of_all_kinds,
@@ -20,8 +19,8 @@ from tests.kernels.gated import (
     kept_plans_give_the_same,
     make_planner,
     on_device,
+    packed_sequences_are_separate_ones,
     quick,
-    results,
     scaled,
 )
 
@@ -29,7 +28,6 @@ DECAYS = ["none", "head", "key", "write", "plain", "shared"]
 """`write`: a decay of every key channel, and other keys for writing than for reading; `plain`: besides, values that are
 added under keys of their own; `shared`: a decay of a head, and every two heads share queries and keys."""
 KEEP = ("beta", "log_decay", "initial_state")
-ALONG_TIME = ("q", "k", "v", "beta", "log_decay", "write", "plain")
 every_decay = pytest.mark.parametrize("decay", DECAYS)
 one_decay = pytest.mark.parametrize("decay", quick(DECAYS, "head", "shared"))
 
@@ -73,10 +71,6 @@ def make_inputs(length: int, decay: str, *, state: bool = True, H: int = 2, K: i
         "initial_state": normal(1, H, K, V) if state else None,
         "return_final_state": True,
     }
-
-
-def cut(inputs: dict, time: slice) -> dict:
-    return {n: x[:, time] if n in ALONG_TIME and x is not None else x for n, x in inputs.items()}
 
 
 def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP, **changes):
@@ -317,20 +311,7 @@ def test_long_sequences_of_few_heads_are_cut():
 @one_decay
 def test_packed_sequences_equal_separate_ones(decay, chunk):
     ends = [0, 1, *(scaled(end, chunk) for end in (70, 110))]
-    inputs, op = on_device(make_inputs(ends[-1], decay)), in_triton(chunk=chunk)
-    inputs["initial_state"] = torch.stack([inputs["initial_state"][0] * (i + 1) for i in range(3)])
-
-    def separately(**inputs):
-        parts = [
-            op(**cut(inputs, slice(*pair)) | {"initial_state": inputs["initial_state"][i : i + 1]})
-            for i, pair in enumerate(itertools.pairwise(ends))
-        ]
-        o, final = zip(*parts, strict=True)
-        return torch.cat(o, dim=1), torch.cat(final)
-
-    packed = results(inputs, partial(op, cu_seqlens=torch.tensor(ends, dtype=torch.int32)))
-    for index, (a, e) in enumerate(zip(packed, results(inputs, separately), strict=True)):
-        assert_close(a, e.double(), torch.float32, what=f"result {index}")
+    packed_sequences_are_separate_ones(in_triton(chunk=chunk), on_device(make_inputs(ends[-1], decay)), ends)
 
 
 def test_an_empty_packed_sequence_ends_with_its_initial_state():

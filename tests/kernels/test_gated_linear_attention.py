@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 
 import pytest
@@ -21,6 +20,7 @@ from tests.kernels.gated import (
     kept_plans_give_the_same,
     make_planner,
     on_device,
+    packed_sequences_are_separate_ones,
     quick,
     results,
     scaled,
@@ -242,35 +242,13 @@ def test_nothing_of_the_size_of_repeated_keys_is_kept_for_backward(backend):
 ENDS = [0, 1, 70, 110]
 
 
-def packed_and_separate(op, inputs, ends=ENDS):
-    """Results of sequences packed along time, and of one after the other; gradients too."""
-    length = ends[-1]
-    along_time = [n for n, x in inputs.items() if isinstance(x, Tensor) and x.shape[:2] == (1, length)]
-    states = torch.stack([inputs["initial_state"][0] * (i + 1) for i in range(len(ends) - 1)])
-    cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=states.device)
-
-    def separately(**inputs):
-        parts = []
-        for i, (a, b) in enumerate(itertools.pairwise(ends)):
-            part = {n: x[:, a:b] if n in along_time else x for n, x in inputs.items()}
-            parts.append(op(**part | {"initial_state": inputs["initial_state"][i : i + 1]}))
-        o, final = zip(*parts, strict=True)
-        return torch.cat(o, dim=1), torch.cat(final)
-
-    inputs = inputs | {"initial_state": states}
-    return results(inputs, partial(op, cu_seqlens=cu_seqlens)), results(inputs, separately)
-
-
 @pytest.mark.parametrize("decay", quick(DECAYS, "key", "shared-head-time"))
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 @in_chunks
 def test_packed_sequences_equal_separate_ones(backend, decay, chunk):
     op = gated_linear_attention if backend == "torch" else partial(run_triton, make_planner(chunk=chunk))
     ends = [scaled(end, chunk) if end > 1 else end for end in ENDS]
-    packed, separate = packed_and_separate(op, on_device(small_inputs(ends[-1], decay, H=2)), ends)
-    for index, (a, e) in enumerate(zip(packed, separate, strict=True)):
-        # a gradient of a constant decay is a sum over sequences, in another order
-        assert_close(a, e.double(), torch.float32, what=f"result {index}")
+    packed_sequences_are_separate_ones(op, on_device(small_inputs(ends[-1], decay, H=2)), ends)
 
 
 @pytest.mark.parametrize("state", [False, True], ids=["empty", "state"])

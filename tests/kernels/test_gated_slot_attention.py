@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from tests.kernels.gated import (
     kept_plans_give_the_same,
     make_planner,
     on_device,
-    results,
+    packed_sequences_are_separate_ones,
     scaled,
 )
 
@@ -256,20 +255,9 @@ def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
 def test_packed_sequences_equal_separate_ones(backend, coupled, chunk):
     ends, sizes = [0, 1, scaled(70, chunk), scaled(100, chunk)], SMALL | {"H": 2}
     inputs = on_device(make_inputs(ends[-1], coupled=coupled, **sizes))
-    states = on_device(random_state(**sizes | {"B": 3}))
     op = OP if backend == "torch" else partial(run_triton, make_planner(chunk=chunk))
-
-    def separately(state_k, state_v, **inputs):
-        parts = []
-        for i, (a, b) in enumerate(pairwise(ends)):
-            part = {n: x[:, a:b] if isinstance(x, Tensor) else x for n, x in inputs.items()}
-            parts.append(op(**part, state_k=state_k[i : i + 1], state_v=state_v[i : i + 1]))
-        o, keys, values = zip(*parts, strict=True)
-        return torch.cat(o, dim=1), torch.cat(keys), torch.cat(values)
-
-    packed = results(inputs | states, partial(op, cu_seqlens=torch.tensor(ends)))
-    for a, e in zip(packed, results(inputs | states, separately), strict=True):
-        assert_close(a, e.double(), torch.float32)
+    states = on_device(random_state(**sizes))
+    packed_sequences_are_separate_ones(op, inputs | states, ends, tuple(states))
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

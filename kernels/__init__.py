@@ -77,6 +77,7 @@ OPERATORS = {
     "slstm_step": ("subquad.kernels.slstm.workloads:STEP", "one step of it, state in place"),
     "squared_relu": ("subquad.kernels.squared_relu.workloads:WORKLOAD", "squared ReLU of RWKV's channel mixing"),
     "ssd": ("subquad.kernels.ssd.workloads:WORKLOAD", "state space duality with weights: Mamba-2, Mamba-3"),
+    "ssd_steps": ("subquad.kernels.ssd.workloads:STEPS", "step sizes, decays and weights of Mamba-2 and Mamba-3"),
     "ssm_kernel": (
         "subquad.kernels.ssm_kernel.workloads:WORKLOAD",
         "convolution filter of a diagonal state space model",

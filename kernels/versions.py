@@ -30,6 +30,7 @@ VERSIONS = {
     "slstm": 1,
     "squared_relu": 1,
     "ssd": 1,
+    "ssd_steps": 1,
     "ssm_kernel": 1,
     "swiglu": 1,
     "token_shift": 1,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from subquad.kernels.gated_linear_attention import gated_linear_attention_step
-from subquad.kernels.ssd import ssd
+from subquad.kernels.ssd import ssd, ssd_steps
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
@@ -87,8 +87,7 @@ class Mamba2(FusedStepMixer):
         """
         x, B, C = convolved.split((self.num_heads * self.head_dim, self.d_state, self.d_state), dim=-1)
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
-        dt = F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias))
-        log_decay = -dt * rate_of(self.log_A)
+        dt, log_decay = ssd_steps(dt, self.dt_bias, rate_of(self.log_A))
         return x, C.unsqueeze(-2), B.unsqueeze(-2), dt, log_decay
 
     def forward(self, u: Tensor) -> Tensor:

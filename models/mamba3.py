@@ -30,12 +30,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.gated_linear_attention import gated_linear_attention_step
 from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys
-from subquad.kernels.ssd import ssd
+from subquad.kernels.ssd import ssd, ssd_steps
 from subquad.kernels.swiglu import swiglu
 from subquad.models.mamba2 import HeadsConfig
 from subquad.models.parts.casts import as_autocast, at_least_float32
@@ -92,26 +91,21 @@ class Mamba3(Mixer):
             nn.init.ones_(ones)
 
     def _parts(self, u: Tensor, padding: LeftPadding | None = None) -> tuple[Tensor, ...]:
-        """z [..., E D], x [..., H, P], norms of B and C [..., N], dt, -dt a, l [..., H], pi tanh(w) [..., R]."""
+        """z [..., E D], x [..., H, P], norms of B and C [..., N], `ssd_steps` [..., H], and pi tanh(w) [..., R]."""
         z, x, small = split_linear(self.in_proj, u, self.parts)
         B, C, dt, a, trapezoid, turn = small.split(self.sizes[2:], dim=-1)
-        dt = blank(F.softplus(at_least_float32(dt) + at_least_float32(self.dt_bias)), padding)
-        log_decay = -dt * F.softplus(at_least_float32(a)).clamp(min=LEAST_RATE)
+        steps = ssd_steps(dt, self.dt_bias, a, trapezoid, least=LEAST_RATE)
         turn = math.pi * torch.tanh(at_least_float32(turn))
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
-        trapezoid = torch.sigmoid(at_least_float32(trapezoid))
-        return z, x, self.B_norm(B), self.C_norm(C), dt, log_decay, trapezoid, turn
+        return z, x, self.B_norm(B), self.C_norm(C), *(blank(step, padding) for step in steps), turn
 
     def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """y [B, T, D] of u [B, T, D]; the last norm of B, all dt and pi tanh(w), and the last S and x."""
-        z, x, B, C, dt, log_decay, trapezoid, turn = self._parts(u, padding)
-        now = trapezoid * dt
-        # the next position adds this term for the current one
-        later = blank(F.pad(((1 - trapezoid) * dt)[:, 1:], (0, 0, 0, 1)), padding)
+        z, x, B, C, dt, log_decay, write, own, turn = self._parts(u, padding)
         with self._keeping(u) as keep:
             k, q = keep(lambda: rotated_keys(B, C, self.B_bias, self.C_bias, dt, turn, dtype=x.dtype))
             states = {"return_final_state": True, "recompute": keep is not at_once}
-            y, memory = self.operator(q, k, x, log_decay, now + later, now, self.D, **states)
+            y, memory = self.operator(q, k, x, log_decay, write, own, self.D, **states)
         return self._gated(y, z), (B[:, -1], dt, turn, memory, x[:, -1])
 
     def _gated(self, y: Tensor, z: Tensor) -> Tensor:
@@ -142,13 +136,14 @@ class Mamba3(Mixer):
 
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         angle, memory, last_k, last_x = state
-        z, x, B, C, dt, log_decay, trapezoid, turn = self._parts(x_t)
+        # a sequence of one position writes what it reads at once
+        z, x, B, C, dt, log_decay, now, _, turn = (part.squeeze(1) for part in self._parts(x_t.unsqueeze(1)))
         angle = torch.remainder(angle + dt.unsqueeze(-1) * turn.unsqueeze(-2), 2 * math.pi)
         k, q = rotate_pairs(angle, B.unsqueeze(-2) + self.B_bias, C.unsqueeze(-2) + self.C_bias)
-        late = ((1 - trapezoid) * dt).unsqueeze(-1) * last_k
+        late = (dt - now).unsqueeze(-1) * last_k
         memory = torch.addcmul(memory, late.unsqueeze(-1), last_x.unsqueeze(-2))
         wide = at_least_float32(x)
-        keys = k * (trapezoid * dt).unsqueeze(-1)
+        keys = k * now.unsqueeze(-1)
         o, memory = gated_linear_attention_step(q, keys, wide, log_decay, memory, scale=1.0, in_place=True)
         y = o + at_least_float32(self.D).unsqueeze(-1) * wide
         return self._gated(y.to(z.dtype), z), (angle, memory, k, wide)

@@ -25,8 +25,9 @@ from subquad.kernels.gated_linear_attention import gated_linear_attention
 from subquad.kernels.gated_linear_attention.reference import each_head
 from subquad.kernels.operations import counted
 from subquad.kernels.positions import at_least_float32
+from subquad.kernels.ssd.steps import ssd_steps as ssd_steps
 
-__all__ = ["ssd"]
+__all__ = ["ssd", "ssd_steps"]
 
 
 @counted("ssd")

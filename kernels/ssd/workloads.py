@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from subquad.kernels.gated_linear_attention.workloads import products
-from subquad.kernels.ssd import ssd
+from subquad.kernels.ssd import ssd, ssd_steps
 from subquad.kernels.ssd.reference import ssd_reference
+from subquad.kernels.ssd.steps import ssd_steps_reference
 from subquad.kernels.workload import (
     Cost,
     Implementation,
@@ -98,4 +99,53 @@ WORKLOAD = Workload(
         {"B": 1, "T": 1, "H": 2, "G": 1, "K": 4, "V": 4, "rule": "euler"},
     ),
     time=dict.fromkeys(("q", "k", "v", "log_decay", "write", "own"), 1),
+)
+
+
+def make_steps(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """Step sizes of about 0.01 to 0.7. Rates of the trapezoidal rule are raised to `least` in some positions."""
+    batch, length, heads = sizes(shape, "BTH")
+    wide, of_heads = torch.promote_types(dtype, torch.float32), (batch, length, heads)
+    inputs = {
+        "x": normal(generator, dtype, *of_heads),
+        "bias": uniform(generator, wide, -4.0, -1.0, heads),
+        "rate": uniform(generator, wide, 1.0, 16.0, heads),
+    }
+    if shape["rule"] == "trapezoid":
+        inputs |= {name: normal(generator, dtype, *of_heads) for name in ("rate", "share")}
+        inputs["least"] = 0.3
+    return inputs
+
+
+def steps_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """Six operations an exponential."""
+    batch, length, heads = sizes(shape, "BTH")
+    elements, terms = batch * length * heads, 3 if shape["rule"] == "trapezoid" else 1
+    exponentials = (2 if backward else 1) * elements * terms
+    outputs = elements * 4 * (4 if terms == 3 else 2)
+    num_bytes = traffic(elements * terms * dtype.itemsize, outputs, backward)
+    return Cost(num_bytes=num_bytes, num_flops=6 * exponentials, num_exponentials=exponentials)
+
+
+STEPS = Workload(
+    op="ssd_steps",
+    reference=ssd_steps_reference,
+    make_inputs=make_steps,
+    cost=steps_cost,
+    short=at_most(B=2, T=70, H=5),
+    implementations=(
+        Implementation("triton", "ours", needs_triton(partial(ssd_steps, backend="triton")), cold_start=True),
+        Implementation("torch", "ours", lambda: partial(ssd_steps, backend="torch")),
+    ),
+    shapes={
+        "quick": ({"B": 8, "T": 2048, "H": 24, "rule": "euler"}, {"B": 8, "T": 2048, "H": 24, "rule": "trapezoid"}),
+        "paper": ({"B": 8, "T": 2048, "H": 64, "rule": "euler"}, {"B": 8, "T": 2048, "H": 64, "rule": "trapezoid"}),
+    },
+    keep=("bias",),
+    # heads that are no power of two, more than one tile, one position
+    small=(
+        {"B": 2, "T": 300, "H": 5, "rule": "trapezoid"},
+        {"B": 3, "T": 7, "H": 3, "rule": "euler"},
+        {"B": 2, "T": 1, "H": 2, "rule": "trapezoid"},
+    ),
 )

@@ -20,6 +20,7 @@ ELEMENTWISE = {
     "rwkv6_inputs",
     "rwkv7_inputs",
     "squared_relu",
+    "ssd_steps",
     "swiglu",
 }
 ELEMENTWISE |= {"token_shift"}

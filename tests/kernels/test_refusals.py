@@ -388,6 +388,13 @@ REFUSED = {
         ("skip must be [4] to go with q and v, got [1]", {"skip": one(0)}),
         ("the heads of q must divide those of v, got 3 and 4", {"q": ones(2, 70, 3, 16), "k": ones(2, 70, 3, 16)}),
     ],
+    "ssd_steps": [
+        ("x must be [..., T, H] with at least one element, got [2, 0, 5]", {"x": none_of(1)}),
+        ("share must be [2, 300, 5] to go with x, got [2, 299, 5]", {"share": less(1)}),
+        ("bias must be [5] to go with x and share, got [1]", {"bias": one(0)}),
+        ("rate must be [2, 300, 5] to go with x and share, got [5]", {"rate": ones(5)}),
+        ("least must be a finite number, got nan", {"least": NAN}),
+    ],
     "rwkv6_inputs": [
         ("r must be [B, T >= 1, D] with at least one element, got [7, 15]", {"r": lambda x: x[0]}),
         ("w must be [3, 7, 15] to go with r, got [3, 1, 15]", {"w": one(1)}),

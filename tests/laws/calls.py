@@ -60,8 +60,9 @@ from subquad.kernels.slstm import slstm, slstm_step
 from subquad.kernels.slstm.reference import slstm_reference
 from subquad.kernels.squared_relu import squared_relu
 from subquad.kernels.squared_relu.reference import squared_relu_reference
-from subquad.kernels.ssd import ssd
+from subquad.kernels.ssd import ssd, ssd_steps
 from subquad.kernels.ssd.reference import ssd_reference
+from subquad.kernels.ssd.steps import ssd_steps_reference
 from subquad.kernels.ssm_kernel import ssm_kernel
 from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
 from subquad.kernels.swiglu import swiglu
@@ -349,6 +350,14 @@ def _ssd(draw: Draw) -> Iterator[Call]:
     inputs |= {"log_decay": draw(2, 70, 4, low=-0.5, high=-0.01), "write": draw(2, 70, 4, low=0.1, high=0.9)}
     yield Call("one weight", both, inputs)
     yield Call("two weights", both, inputs | {"own": draw(2, 70, 4, low=0.1, high=0.9), "skip": draw(4)})
+
+
+def _ssd_steps(draw: Draw) -> Iterator[Call]:
+    both = _pair(ssd_steps, ssd_steps_reference)
+    inputs = {"x": draw(2, 9, 3), "bias": draw(3), "rate": draw(3, low=1.0, high=16.0)}
+    yield Call("euler", both, inputs)
+    inputs |= {"rate": draw(2, 9, 3), "share": draw(2, 9, 3)}
+    yield Call("trapezoid", {name: partial(op, least=0.3) for name, op in both.items()}, inputs)
 
 
 def _rwkv6_inputs(draw: Draw) -> Iterator[Call]:

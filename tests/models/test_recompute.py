@@ -9,8 +9,9 @@ from importlib import import_module
 import pytest
 import torch
 
+from subquad.kernels.rotated_keys import rotated_keys
 from subquad.kernels.ssd import ssd
-from subquad.models import MODELS, mamba, rwkv7
+from subquad.models import MODELS, mamba, mamba3, rwkv7
 from subquad.models.mamba import S6, MambaConfig
 from subquad.models.parts.recompute import Recomputing, at_once
 from subquad.suite.contracts import TaskSpec
@@ -153,10 +154,11 @@ def test_a_result_inside_another_tensor_is_kept():
     assert torch.equal(torch.autograd.grad(z, x)[0], torch.autograd.grad(x.sin().square().sum(), x)[0])
 
 
-@pytest.mark.parametrize("name", ["mamba2"])
-def test_mamba_2_gives_the_same_bits_where_it_computes_again(name, monkeypatch):
+@pytest.mark.parametrize("name", ["mamba2", "mamba3"])
+def test_a_mixer_on_ssd_gives_the_same_bits_where_it_computes_again(name, monkeypatch):
     """On the kernels, whose backward pass then makes states and scores anew."""
     pytest.importorskip("triton")
+    monkeypatch.setattr(mamba3, "rotated_keys", partial(rotated_keys, backend="triton"))
     layer = MODELS.load(name)(d_model=16, num_layers=1, d_state=16, head_dim=16).mixer(0, TOKENS)
     layer.operator = partial(ssd, backend="triton")
     u = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()

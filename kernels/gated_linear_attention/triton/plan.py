@@ -72,9 +72,9 @@ class Tuning:
             channel=Tile(32, 64, CompileOptions(4, 3)),
         )
     )
-    groups: Tile = field(default=Tile(64, 64, CompileOptions(8, 2)))
+    groups: Tile = field(default=Tile(64, 64, CompileOptions(4, 2)))
     """The tile of the kernels for heads that share queries and keys."""
-    group_values: Tile = field(default=Tile(64, 64, CompileOptions(8, 2, 128)))
+    group_values: Tile = field(default=Tile(64, 64, CompileOptions(4, 1)))
     """The tile of `_group_values_kernel`, two programs of which fit on a multiprocessor."""
     walk: Mapping[int, Tile] = field(
         default_factory=lambda: {

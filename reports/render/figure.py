@@ -103,7 +103,7 @@ def make_figure(
         for (_, column), runs in ((place, runs) for place, runs in settled.items() if place[0] == row):
             cost = _cost(spec, runs)
             for run in runs:
-                for x, y in _values(plan, spec, column, run, cost):
+                for x, y in _values(plan, spec, (row, column), run, cost):
                     points.setdefault(_panel(spec, run), {}).setdefault(x, {})[run.run_id] = y
         published = _published(plan, spec, row)
         for panel in points or ({"": {}} if published else {}):
@@ -114,7 +114,7 @@ def make_figure(
             if spec.x == "column":
                 place = {column: i for i, column in enumerate(plan.spec.columns)}
                 drawn.sort(key=lambda point: place[point.x])
-            ended = _ended(spec, row, panel, settled, drawn)
+            ended = _ended(plan, spec, row, panel, settled, drawn)
             panels.setdefault(panel, []).append(Series(row, tuple(drawn), published, ended))
     drawn_panels = tuple((title, tuple(series)) for title, series in panels.items())
     return Figure(spec, drawn_panels, reference=plan.spec.reference, device=device)
@@ -141,13 +141,13 @@ def _cost(spec: FigureSpec, runs: Sequence[StoredRun]) -> float | None:
 
 
 def _values(
-    plan: Plan, spec: FigureSpec, column: str, run: StoredRun, cost: float | None
+    plan: Plan, spec: FigureSpec, place: tuple[str, str], run: StoredRun, cost: float | None
 ) -> Iterator[tuple[Any, float]]:
-    """(x, y) of every measurement of a run that the figure shows, y in the shown unit."""
+    """(x, y) of every measurement of a run that the figure shows for a cell (row, column), y in the shown unit."""
     if run.status != "ok":
         return
-    for value in _measurements(plan, spec, column, run):
-        x: Any = {"step": value.step, "column": column}.get(spec.x, cost)
+    for value in _measurements(plan, spec, place, run):
+        x: Any = {"step": value.step, "column": place[1]}.get(spec.x, cost)
         if spec.x.startswith("slice."):
             x = slice_part(value.slice, spec.x.removeprefix("slice."))
         elif x is None:
@@ -156,16 +156,23 @@ def _values(
             yield x, shown(value.value, value.unit, spec.percent)
 
 
-def _measurements(plan: Plan, spec: FigureSpec, column: str, run: StoredRun) -> list[Value]:
+def _measurements(plan: Plan, spec: FigureSpec, place: tuple[str, str], run: StoredRun) -> list[Value]:
     if spec.x == "step":
         return run.values.of(spec.y, spec.split, "")
     if spec.x.startswith("slice."):
-        return [v for v in run.values.of_metric(spec.y) if v.split == spec.split and v.slice]
-    found = run.find(spec.y, spec.split, plan.spec.columns[column].get("slice", ""))
+        return _of_slices(plan, spec, place[0], run)
+    found = run.find(spec.y, spec.split, plan.spec.part(*place))
     return [] if found is None else [found]
 
 
-def _ended(spec: FigureSpec, row: str, panel: str, settled: Settled, drawn: Sequence[Point]) -> str:
+def _of_slices(plan: Plan, spec: FigureSpec, row: str, run: StoredRun) -> list[Value]:
+    """What a run measured on parts of its rows, of our model or of the library that the row shows."""
+    library = plan.spec.peer_of(row)
+    found = [value for value in run.values.of_metric(spec.y) if value.split == spec.split and value.slice]
+    return [value for value in found if slice_part(value.slice, "against") == library]
+
+
+def _ended(plan: Plan, spec: FigureSpec, row: str, panel: str, settled: Settled, drawn: Sequence[Point]) -> str:
     """The status of the nearest x beyond the last point that has a row and no value; empty where there is none."""
     if not spec.x.startswith("slice.") or not drawn:
         return ""
@@ -174,8 +181,8 @@ def _ended(spec: FigureSpec, row: str, panel: str, settled: Settled, drawn: Sequ
         for place, runs in settled.items()
         for run in runs
         if place[0] == row and _panel(spec, run) == panel
-        for value in run.values.of_metric(spec.y)
-        if value.split == spec.split and value.slice and value.value is None
+        for value in _of_slices(plan, spec, row, run)
+        if value.value is None
     ]
     beyond = [(order(x), status) for x, status in lost if x is not None and order(x) > order(drawn[-1].x)]
     return min(beyond)[1] if beyond else ""

@@ -117,7 +117,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     if row not in plan.spec.rows or plan.is_speedup(column) or (plan.cannot_run and not runs):
         return Cell(row, column, published)
     ordered = sorted(runs, key=lambda run: (run.seed, run.run_id))
-    measured = [(run, measurement(plan.spec, column, run)) for run in ordered]
+    measured = [(run, measurement(plan.spec, column, run, row)) for run in ordered]
     seeds = _seeds(plan, row, column, measured)
     values, ends = seeds.values, seeds.failures
     samples = [value.samples for _, value in measured if value is not None]
@@ -295,11 +295,10 @@ def is_at_chance(published: Published, chance: float | None, tolerance: float) -
     return shortfall(chance, published) <= tolerance + ROUNDING
 
 
-def measurement(spec: TableSpec, column: str, run: StoredRun) -> Value | None:
-    """The measurement of a run that a column shows, or None where the run has none."""
-    choice = spec.columns[column]
-    name = spec.of(column, "metric"), spec.of(column, "split"), choice.get("slice", "")
-    return run.find(*name, best=choice.get("at") == "best")
+def measurement(spec: TableSpec, column: str, run: StoredRun, row: str = "") -> Value | None:
+    """The measurement of a run that a column shows, in any row or in one of the table; None where the run has none."""
+    name = spec.of(column, "metric"), spec.of(column, "split"), spec.part(row, column)
+    return run.find(*name, best=spec.columns[column].get("at") == "best")
 
 
 def _ending(run: StoredRun, value: Value | None) -> str:

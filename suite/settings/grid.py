@@ -95,7 +95,7 @@ def check_table(config: ExperimentConfig, scale: str, where: str) -> None:
     """
     here = points(config, scale) if config.baseline and config.table else []
     for place, selector in _selectors(config):
-        words = () if place.startswith("table.rows") else MEASUREMENT
+        words = ("against",) if place.startswith("table.rows") else MEASUREMENT
         for key in selector:
             section, dot, _ = key.partition(".")
             if not (dot and section in config.sections) and key not in words:

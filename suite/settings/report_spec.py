@@ -72,7 +72,8 @@ class TableSpec(Config):
     """Layout of the paper's table. A selector maps dotted keys of a run to the values that they must have."""
 
     rows: dict[str, dict[str, Any]]
-    """Row label, as in expected.csv, to the selector of its runs."""
+    """Row label, as in expected.csv, to the selector of its runs. A row with `against: LIBRARY` shows that library's
+    model (`speed.against`) in place of ours."""
     columns: dict[str, dict[str, Any]]
     """Column label to a selector, which may also name `slice`, `metric` and `split`, and a `chance` and a `tolerance`
     of its own. With `at: best` the column shows the best evaluation of a run instead of its last one. A column with
@@ -109,6 +110,16 @@ class TableSpec(Config):
             if take not in (None, "max", "mean"):
                 raise ValueError(f"columns.{label}: take is max or mean, got {take!r}")
         return self
+
+    def part(self, row: str, column: str) -> str:
+        """The slice name that a cell shows; empty for all of a run's rows."""
+        peer = self.peer_of(row)
+        parts = (self.columns[column].get("slice", ""), f"against={peer}" if peer else "")
+        return ",".join(filter(None, parts))
+
+    def peer_of(self, row: str) -> str | None:
+        """The other library whose model a row shows."""
+        return self.rows.get(row, {}).get("against")
 
     def of(self, column: str, key: str) -> Any:
         """What holds for a column: `metric`, `split`, `chance` or `tolerance` of its own, or else of the table."""

@@ -23,6 +23,7 @@ def test_no_committed_cell_is_judged_across_devices():
             assert (
                 not found.published
                 or found.published.value is None
+                or found.mean is None
                 or found.verdict.startswith("other")
                 or (found.unit == "x")
             )
@@ -32,8 +33,8 @@ def test_a_ratio_that_the_paper_claims_is_judged_within_one_device():
     report = ROWS.report("h3/table7", "paper")
     row = {found.column: found for found in report.cells if found.row == "Hybrid H3-1.3B"}
     base = {found.column: found for found in report.cells if found.row == "Transformer-1.3B"}
-    ratio = row.pop("max speedup over Transformer")
-    assert ratio.mean == max(found.mean / base[column].mean for column, found in row.items())
+    ratio = row["max speedup over Transformer"]
+    assert ratio.mean == max(row[column].mean / base[column].mean for column in row if "speedup" not in column)
     assert (ratio.published.value, ratio.verdict, round(ratio.mean, 1)) == (2.4, "worse", 0.8)
     # a time is the smaller the faster
     times = {(found.row, found.column): found.mean for found in ROWS.report("h3/table8", "paper").cells}

@@ -141,6 +141,25 @@ def test_a_time_has_its_unit_and_the_spread_of_its_samples_and_no_seeds(make):
     assert not report.costs
 
 
+def test_a_row_against_a_library_shows_its_times_in_place_of_ours(make):
+    ours = series("scan", SCAN)
+    theirs = [
+        {**row, "slice": f"{row['slice']},against=fla", "value": 3 * row["value"]}
+        for row in ours
+        if row["metric"] == "time"
+    ]
+    rows = {"Scan": {"bench.op": "scan"}, "Scan of fla": {"bench.op": "scan", "against": "fla"}}
+    columns = {**GRID["table"]["columns"], "speedup": {"speedup_over": "Scan of fla", "take": "max"}}
+    grid = {**GRID, "table": {**GRID["table"], "rows": rows, "columns": columns}}
+    report = make([*ours, *theirs], grid=grid, claims="ours is faster,Scan | *,<,Scan of fla | *,a paper\n")
+    assert cell(report, "Scan", "T=2048").mean == pytest.approx(0.4)
+    assert cell(report, "Scan of fla", "T=2048").mean == pytest.approx(1.2)
+    assert cell(report, "Scan", "speedup").mean == pytest.approx(3)
+    assert verdicts(report) == [("holds", "3 of 3")]
+    drawn = {line.label: [point.y for point in line.points] for _, panel in report.figure.panels for line in panel}
+    assert drawn == {"Scan": [0.1, 0.2, 0.4], "Scan of fla": pytest.approx([0.3, 0.6, 1.2])}
+
+
 @pytest.mark.parametrize(
     ("time", "spread", "text"),
     [

@@ -166,6 +166,19 @@ def results(op, inputs):
     return [y, *torch.autograd.grad(y, list(leaves.values()), dy)]
 
 
+def loses_no_more_than_the_transform(op, inputs, memory="BTD"):
+    """In bfloat16, for u in memory of this order: a stricter judge than a loop of bfloat16 sums."""
+    exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
+    plain = results(partial(fft_conv, backend="torch"), inputs)
+
+    def laid_out(u, **rest):
+        return op(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
+
+    actual = results(laid_out, {name: x.to(DEVICE) for name, x in inputs.items()})
+    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
+        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+
+
 @pytest.mark.parametrize("gates", [False, slow(True)])
 def test_float32_sequences_of_unlike_sizes_keep_their_digits(gates):
     """Each sequence of a channel has a scale of its own, and one of zeros has none."""
@@ -217,15 +230,7 @@ def test_bfloat16_loses_no_more_than_in_the_transform(length, filter_length, gat
     conv = partial(fft_conv_triton, tuning=tuning)
     inputs = make_inputs(length, filter_length, width=2, gates=gates)
     inputs = {n: x.float() if n in ("filter", "D") else x.bfloat16() for n, x in inputs.items()}
-    exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
-    plain = results(partial(fft_conv, backend="torch"), inputs)
-
-    def op(u, **rest):
-        return conv(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
-
-    actual = results(op, {name: x.to(DEVICE) for name, x in inputs.items()})
-    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
-        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+    loses_no_more_than_the_transform(conv, inputs, memory)
 
 
 @pytest.mark.parametrize(
@@ -236,11 +241,7 @@ def test_tiles_of_two_parts_and_several_groups_of_sequences(batch, length, width
     u = torch.randn(batch, length, width, generator=g).bfloat16()
     filters = torch.randn(width, filter_length, generator=g) / filter_length**0.5
     inputs = {"u": u, "filter": filters, "D": torch.randn(width, generator=g)}
-    exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
-    plain = results(partial(fft_conv, backend="torch"), inputs)
-    actual = results(TRITON, {name: x.to(DEVICE) for name, x in inputs.items()})
-    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
-        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+    loses_no_more_than_the_transform(TRITON, inputs)
 
 
 @pytest.mark.parametrize(
@@ -267,15 +268,7 @@ def test_a_few_taps_lose_no_more_than_the_transform(batch, length, lags, gates, 
     inputs = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
     inputs["filter"] /= min(length, lags) ** 0.5
     inputs = {n: x if n in ("filter", "D") else x.bfloat16() for n, x in inputs.items()}
-    exact = results(partial(fft_conv, backend="torch"), {n: x.double() for n, x in inputs.items()})
-    plain = results(partial(fft_conv, backend="torch"), inputs)
-
-    def op(u, **rest):
-        return TRITON(u.transpose(1, 2).contiguous().transpose(1, 2) if memory == "BDT" else u, **rest)
-
-    actual = results(op, {name: x.to(DEVICE) for name, x in inputs.items()})
-    for name, a, e, p in zip(["y", *inputs], actual, exact, plain, strict=True):
-        assert_close(a, e, torch.bfloat16, plain=p, what=name)
+    loses_no_more_than_the_transform(TRITON, inputs, memory)
 
 
 @pytest.mark.parametrize("skip", [None, 2.0**-9])

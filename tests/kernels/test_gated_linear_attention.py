@@ -27,6 +27,7 @@ from tests.kernels.gated import (
     small_tiles,
     without_states,
 )
+from tests.kernels.saved import kept_for_backward
 
 B, H, K, V = 2, 3, 8, 12
 DECAYS = ["none", "head", "head-time", "key", "value", "shared", "shared-head-time"]
@@ -228,15 +229,9 @@ def test_nothing_of_the_size_of_repeated_keys_is_kept_for_backward(backend):
     """For a position and head, pairs of a chunk have 64 elements, states 8, and repeated keys would have 256."""
     inputs = on_device(make_inputs(64, "shared-head-time", B=1, H=3, K=256, V=2, state=False), torch.bfloat16)
     leaves = {n: x.requires_grad_() if isinstance(x, Tensor) else x for n, x in inputs.items()}
-    sizes = []
-
-    def size(x):
-        sizes.append(x.numel())
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(size, lambda x: x):
+    with kept_for_backward() as kept:
         gated_linear_attention(**leaves, backend=backend)
-    assert max(sizes) == inputs["k"].numel()
+    assert max(kept.values()) == inputs["k"].numel()
 
 
 ENDS = [0, 1, 70, 110]

@@ -12,6 +12,7 @@ from subquad.kernels.selective_scan import selective_scan
 from subquad.kernels.selective_scan.chunked import Schedule, selective_scan_chunked
 from subquad.kernels.selective_scan.reference import selective_scan_reference
 from subquad.suite.laws.accuracy import assert_matches_reference
+from tests.kernels.saved import kept_for_backward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = (1, 2, 63, 64, 65, 500)
@@ -133,13 +134,7 @@ def test_backward_keeps_far_less_than_the_states_of_all_times():
     x, dt = torch.randn(2, batch, length, width, requires_grad=True).unbind(0)
     B, C = torch.randn(2, batch, length, state).unbind(0)
     A = -torch.rand(width, state).requires_grad_()
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.data_ptr()] = tensor.numel()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with kept_for_backward() as kept:
         selective_scan(x, dt, A, B, C, dt_softplus=True)
     assert 0 < sum(kept.values()) < batch * length * width * state / 2
 
@@ -225,13 +220,7 @@ def test_the_kernel_keeps_far_less_than_the_states_of_all_times():
     inputs = on_device(make_inputs(1, 48, 4, 8))
     given = {value.data_ptr() for value in inputs.values() if torch.is_tensor(value)}
     inputs["x"].requires_grad_()
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.data_ptr()] = tensor.numel()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with kept_for_backward() as kept:
         scan(**inputs)
     # the states before every chunk and nothing else
     assert [numel for pointer, numel in kept.items() if pointer not in given] == [48 // 16 * 4 * 8]

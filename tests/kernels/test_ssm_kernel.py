@@ -12,6 +12,7 @@ from subquad.kernels.ssm_kernel import DISCRETIZATIONS, ssm_kernel
 from subquad.kernels.ssm_kernel.discretize import expm1
 from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
 from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
+from tests.kernels.saved import kept_for_backward
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = partial(ssm_kernel, backend="triton")
@@ -144,13 +145,7 @@ def test_no_table_of_all_powers_is_kept():
     width, state, length = 8, 32, 4096
     A = torch.complex(-torch.rand(width, state), torch.randn(width, state)).requires_grad_()
     C = torch.randn(width, state, dtype=torch.complex64)
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.data_ptr()] = tensor.numel()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with kept_for_backward() as kept:
         ssm_kernel(A, None, C, torch.full((width,), 0.01), length)
     assert 0 < sum(kept.values()) < width * state * length / 4
 

@@ -19,7 +19,7 @@ from subquad.run_suite import REPOSITORY
 from subquad.suite.commands import main
 from subquad.suite.identity import identity
 from subquad.suite.store import claims, endings, storage, target
-from tests.processes import with_subquad
+from tests.processes import in_a_process, with_subquad
 from tests.stored import store
 
 HOME = Path(__file__).resolve().parents[2]
@@ -51,9 +51,7 @@ def test_help_and_list_do_not_import_torch(arguments):
         "    assert not end.code, end.code\n"
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
-    )
+    done = in_a_process(code)
     assert done.returncode == 0, done.stderr
 
 
@@ -76,9 +74,7 @@ def test_faults_that_are_known_without_torch_are_reported_without_it():
         "    except SystemExit as end:\n        assert end.code == 2\n"
         "    assert 'torch' not in sys.modules, call\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
-    )
+    done = in_a_process(code)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("error: ") == len(calls)
 
@@ -191,21 +187,14 @@ def test_a_locale_without_utf8_changes_nothing(tmp_path):
 
 def test_in_python_a_locale_without_utf8_is_an_error_that_says_what_to_do():
     code = "from subquad import results\ntry:\n    results('quickstart')\nexcept ValueError as error:\n    print(error)"
-    environment = with_subquad() | ASCII
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HOME, capture_output=True, text=True, timeout=60, env=environment
-    )
-    assert done.stdout == (
-        "the locale of this Python is not UTF-8, in which files are read; start it with PYTHONUTF8=1\n"
-    )
+    words = "the locale of this Python is not UTF-8, in which files are read; start it with PYTHONUTF8=1\n"
+    assert in_a_process(code, **ASCII).stdout == words
 
 
 def test_a_shell_completes_the_names_of_experiments():
     code = "import sys; sys.argv = ['subquad']; from subquad import run_suite; run_suite.main()"
     asked = {"_SUBQUAD_COMPLETE": "complete_bash", "COMP_WORDS": "subquad run h3/table1", "COMP_CWORD": "2"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=HOME, timeout=60, env=with_subquad() | asked)
-    assert "h3/table12" in done.stdout.splitlines()
+    assert "h3/table12" in in_a_process(code, **asked).stdout.splitlines()
 
 
 def test_a_results_folder_that_cannot_be_written_is_refused_before_any_run(command_line, tmp_path):
@@ -309,9 +298,7 @@ def test_an_interruption_while_torch_is_imported_raises_nothing():
         "commands.app = app\n"
         "commands.main(None)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
-    )
+    done = in_a_process(code)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,7 @@ from subquad.run_suite import HOME
 from subquad.suite.identity import identity, likeness
 from subquad.suite.store import documents, endings, storage
 from subquad.suite.store.target import private_folder, replacing
-from tests.processes import with_subquad
+from tests.processes import in_a_process
 from tests.stored import made
 
 ID = identity({"seed": 3})
@@ -193,9 +191,7 @@ def test_endings_are_read_by_threads_in_a_process_that_has_read_nothing_yet():
         "assert endings.endings([UPath('memory://none.parquet')]) == [None]\n"
         "assert 'pyarrow.compute' in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=HOME, env=with_subquad(), capture_output=True, text=True, timeout=60
-    )
+    done = in_a_process(code)
     assert done.returncode == 0, done.stderr
 
 

@@ -167,7 +167,7 @@ WORKLOAD = Workload(
         {"B": 2, "T": 35, "D": 6, "W": 3, "activation": "none", "memory": "channel-first"},
         {"B": 1, "T": 33, "D": 4, "W": 2, "memory": "time-last", "bias": "none"},
         {"B": 2, "T": 37, "D": 44, "W": 4, "K": 5},
-        {"B": 1, "T": 48, "D": 64, "W": 3, "K": 16},
+        {"B": 1, "T": 144, "D": 64, "W": 3, "K": 16},
     ),
     time={"x": 1},
     states=("initial_state",),

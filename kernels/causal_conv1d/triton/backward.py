@@ -4,8 +4,6 @@ With g_t = dy_t act'(p_t), p recomputed, and g = 0 outside of 0 .. T - 1:
 
     dx_t = sum_i w_i g_{t+(W-1)-i}    (at t < 0: the gradient of the initial state), plus that of the final state
     dw_i = sum_t g_t x_{t-(W-1)+i},   db = sum_t g_t
-
-For heads n = y r of length one, with r = 1 / sqrt(|y|^2 + eps) and y = act(p) recomputed, dy = r (dn - n sum n dn).
 """
 
 # a tuple of tiles that grows in a loop has no type that mypy knows
@@ -18,16 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.causal_conv1d.triton.plan import (
-    TUNING,
-    Tile,
-    Tuning,
-    cover,
-    empty_in_layout,
-    is_channel_first,
-)
+from subquad.kernels.causal_conv1d.triton.plan import TUNING, Tuning, cover, empty_in_layout, is_channel_first
 from subquad.kernels.causal_conv1d.triton.steps import (
-    _channels,
     _input_gradient,
     _load_final,
     _load_steps,
@@ -39,14 +29,6 @@ from subquad.kernels.causal_conv1d.triton.steps import (
 )
 from subquad.kernels.launch import launch
 from subquad.kernels.sums import parameter_gradients
-
-
-@triton.jit
-def _of_unit(b_y, b_dn, eps):
-    """The gradient of the channels y [BLOCK_D, GROUPS] of a head, from that of y / sqrt(|y|^2 + eps)."""
-    b_scale = tl.rsqrt(tl.sum(b_y * b_y, 0) + eps)
-    b_along = tl.sum(b_y * b_dn, 0) * b_scale * b_scale
-    return (b_dn - b_y * b_along[None, :]) * b_scale[None, :]
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -69,36 +51,30 @@ def _conv_bwd_kernel(
     dy_stride_b,
     dy_stride_t,
     dy_stride_d,
-    dx_stride_b,
-    dx_stride_t,
-    row,
-    first_bias,
-    eps,
     W: tl.constexpr,
     SILU: tl.constexpr,
-    UNIT: tl.constexpr,
     X_FIRST: tl.constexpr,
     Y_FIRST: tl.constexpr,
     BLOCK_D: tl.constexpr,
     GROUPS: tl.constexpr,
     STEPS: tl.constexpr,
 ):
-    """The formulas of this module for num_tiles tiles of one batch row; dx has the layout of x.
+    """The formulas of this module for num_tiles tiles of one batch row; dx is dense in the layout of x.
 
     X_FIRST, Y_FIRST: whether x, and dy, is channel-first.
-    UNIT: channels of a head of length one, each of which has a program of its own; 0 where there are none.
-    partial [programs in B and T, row]: dw [D, W] and, from column first_bias, db [D], summed over the steps of each
-        program.
+    partial [programs in B and T, D (W + 1)]: dw [D, W], then db [D], summed over the steps of each program.
     """
-    num_d, num_t = tl.cdiv(D, UNIT if UNIT else BLOCK_D), tl.cdiv(T, num_tiles * GROUPS * STEPS)
+    num_d, num_t = tl.cdiv(D, BLOCK_D), tl.cdiv(T, num_tiles * GROUPS * STEPS)
     i_d, i_bt = tl.program_id(0) % num_d, tl.program_id(0) // num_d
     i_b, i_t = (i_bt // num_t).to(tl.int64), i_bt % num_t
-    o_d, m_d = _channels(i_d, D, UNIT, BLOCK_D)
+    o_d = i_d * BLOCK_D + tl.arange(0, BLOCK_D)
+    m_d = o_d < D
+    dx_stride_t = 1 if X_FIRST else D
     dx_stride_d = T if X_FIRST else 1
     o_wide = o_d.to(tl.int64)[:, None]
     p_x = x + i_b * stride_b + o_wide * stride_d
     p_dy = dy + i_b * dy_stride_b + o_wide * dy_stride_d
-    p_dx = dx + i_b * dx_stride_b + o_wide * dx_stride_d
+    p_dx = dx + i_b * T * D + o_wide * dx_stride_d
     o_s = (i_b * D + o_wide) * (W - 1)
     taps = _load_taps(weight, o_d, m_d, W)
     b_bias = 0.0
@@ -120,13 +96,9 @@ def _conv_bwd_kernel(
         g = ()
         for k in tl.static_range(STEPS + W - 1):
             b_g = gradients[k]
-            if SILU or UNIT:
+            if SILU:
                 b_p = _pre_activation(steps, taps, b_bias, k, W)
-            if SILU:
                 b_sigmoid = _sigmoid(b_p)
-            if UNIT:
-                b_g = _of_unit(b_p * b_sigmoid if SILU else b_p, b_g, eps)
-            if SILU:
                 b_g *= b_sigmoid * (1.0 + b_p * (1.0 - b_sigmoid))
             g += (b_g,)
         for k in tl.static_range(STEPS):
@@ -153,10 +125,10 @@ def _conv_bwd_kernel(
                     b_ds += _load_final(dfinal + o_s, o_t + k - T, m_d, W)
                 tl.store(dinitial + o_s + (k + 0 * o_t)[None, :], b_ds.to(dinitial.dtype.element_ty), mask=m_s)
 
-    p_partial = partial + i_bt.to(tl.int64) * row
+    p_partial = partial + i_bt.to(tl.int64) * D * (W + 1)
     for j in tl.static_range(W):
         tl.store(p_partial + o_d * W + j, tl.sum(sums[j], 1), mask=m_d)
-    tl.store(p_partial + first_bias + o_d, tl.sum(sums[W], 1), mask=m_d)
+    tl.store(p_partial + D * W + o_d, tl.sum(sums[W], 1), mask=m_d)
 
 
 def conv_bwd(
@@ -174,45 +146,14 @@ def conv_bwd(
 
     time_last: whether dy is channel-first; else it has the layout of x.
     """
-    x_first = is_channel_first(x)
-    tile = tuning.backward[x_first, x_first or time_last, x.element_size()]
-    dx = empty_in_layout(x, x_first)
-    dinitial = None if initial_state is None else torch.empty_like(initial_state)
-    partial = x.new_empty((cover(x, tile).rows, weight.numel() + len(weight)), dtype=torch.float32)
-    launch_bwd(
-        x, weight, bias, initial_state, activation, dy, dfinal, dx, dinitial, partial, time_last=time_last, tile=tile
-    )
-    dweight, dbias = parameter_gradients(partial, weight, bias)
-    return dx, dweight, dbias, dinitial
-
-
-def launch_bwd(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_state: Tensor | None,
-    activation: str | None,
-    dy: Tensor,
-    dfinal: Tensor | None,
-    dx: Tensor,
-    dinitial: Tensor | None,
-    partial: Tensor,
-    *,
-    time_last: bool,
-    tile: Tile,
-    first: int = 0,
-    unit: int = 0,
-    eps: float = 0.0,
-) -> None:
-    """Writes dx, dinitial and the sums of the programs for the channels of x, a part of those of dx's rows.
-
-    partial: [programs, columns], those of dweight of all channels, then those of dbias. first: the first channel here.
-    unit:    channels of every head of y, whose lengths were made one; else 0.
-    """
     _, length, width = x.shape
     taps, x_first = weight.shape[1], is_channel_first(x)
-    _, programs, block_d, num_tiles = cover(x, tile, unit)
-    columns = partial.shape[1]
+    y_first = x_first or time_last
+    tile = tuning.backward[x_first, y_first, x.element_size()]
+    dx = empty_in_layout(x, x_first)
+    dinitial = None if initial_state is None else torch.empty_like(initial_state)
+    rows, programs, block_d, num_tiles = cover(x, tile)
+    partial = torch.empty((rows, width * (taps + 1)), dtype=torch.float32, device=x.device)
     stride_b, stride_t, stride_d = x.stride()
     dy_stride_b, dy_stride_t, dy_stride_d = dy.stride()
     launch(
@@ -226,7 +167,7 @@ def launch_bwd(
         dfinal=dfinal,
         dx=dx,
         dinitial=dinitial,
-        partial=partial[:, first * taps :],
+        partial=partial,
         T=length,
         D=width,
         num_tiles=num_tiles,
@@ -236,19 +177,14 @@ def launch_bwd(
         dy_stride_b=dy_stride_b,
         dy_stride_t=dy_stride_t,
         dy_stride_d=dy_stride_d,
-        dx_stride_b=dx.stride(0),
-        dx_stride_t=dx.stride(1),
-        row=columns,
-        # of the columns from those of the first channel here on
-        first_bias=columns // (taps + 1) * taps + first - first * taps,
-        eps=eps,
         W=taps,
         SILU=activation == "silu",
-        UNIT=unit,
         X_FIRST=x_first,
-        Y_FIRST=x_first or time_last,
+        Y_FIRST=y_first,
         BLOCK_D=block_d,
         GROUPS=tile.groups,
         STEPS=tile.steps,
         **tile.options.keywords(),
     )
+    dweight, dbias = parameter_gradients(partial, weight, bias)
+    return dx, dweight, dbias, dinitial

@@ -90,3 +90,19 @@ def slices_of_one(parts: Sequence[Tensor], axis: int) -> Tensor | None:
     size.insert(axis, len(parts))
     stride.insert(axis, step)
     return first.as_strided(size, stride)
+
+
+def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
+    """Returns the contiguous tensor of which these are all parts along the last axis, one behind the other, or None."""
+    first = parts[0]
+    width = sum(part.shape[-1] for part in parts)
+    shape = (*first.shape[:-1], width)
+    strides = torch.empty(shape, device="meta").stride()
+    memory, place = first.untyped_storage().data_ptr(), int(first.storage_offset())
+    for part in parts:
+        if part.dtype != first.dtype or part.shape[:-1] != first.shape[:-1] or part.stride() != strides:
+            return None
+        if part.untyped_storage().data_ptr() != memory or part.storage_offset() != place:
+            return None
+        place += part.shape[-1]
+    return first.as_strided(shape, strides)

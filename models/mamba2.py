@@ -30,7 +30,7 @@ from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import reset_taps, step_bias
-from subquad.models.parts.linear import ResidualLinear, split_linear
+from subquad.models.parts.linear import ResidualLinear, split, split_linear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm
 from subquad.models.parts.options import require_divides
@@ -85,7 +85,7 @@ class Mamba2(FusedStepMixer):
 
         They are [..., H, ...], but C and B [..., 1, N], which all heads share.
         """
-        x, B, C = convolved.split((self.num_heads * self.head_dim, self.d_state, self.d_state), dim=-1)
+        x, B, C = split(convolved, (self.num_heads * self.head_dim, self.d_state, self.d_state))
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
         dt, log_decay = ssd_steps(dt, self.dt_bias, rate_of(self.log_A))
         return x, C.unsqueeze(-2), B.unsqueeze(-2), dt, log_decay

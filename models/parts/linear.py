@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from subquad.kernels.autograd import Function, OnceDifferentiable, not_saved
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.float32_matmul import float32_matmul, takes_parts
-from subquad.kernels.layout import slices_of_one
+from subquad.kernels.layout import parts_of_one, slices_of_one
 from subquad.models.parts.casts import as_autocast, autocast_dtype
 
 
@@ -241,6 +241,28 @@ def linear_behind(unit: Callable[..., Tensor], linear: nn.Linear, x: Tensor) -> 
     if x.dtype == linear.weight.dtype != torch.float32:
         return unit(x, linear.weight)
     return linear(unit(x))
+
+
+class Split(Function):
+    """(x, sizes) to the parts of x along its last axis.
+
+    Their gradients are concatenated in the backward pass, unless an operator has written them into one tensor already.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return x.split(sizes, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # recorded gradients have no memory of their own to find
+        whole = None if torch.is_grad_enabled() else parts_of_one(gradients)
+        return torch.cat(gradients, dim=-1) if whole is None else whole, None
+
+
+def split(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """`x.split(sizes, dim=-1)`; gradients of the parts are not copied where they lie in one tensor."""
+    return Split.apply(x, sizes) if _on_gpu(x) else x.split(sizes, dim=-1)
 
 
 class Unbind(Function):

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 from subquad.kernels.gated_linear_attention.triton.plan import Planner, Tile, Tuning
 from subquad.kernels.launch import CompileOptions
+from subquad.kernels.layout import parts_of_one
 from subquad.kernels.ssd import ssd, triton
 from subquad.kernels.ssd.reference import ssd_reference
 from subquad.kernels.ssd.workloads import KEEP, make_inputs
@@ -45,3 +46,24 @@ def test_states_that_are_computed_again_are_the_same(groups):
         wanted = [x for x in leaves.values() if torch.is_tensor(x)]
         results.append([*outputs, *torch.autograd.grad([y.square().sum() for y in outputs], wanted)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gradients_of_parts_of_one_tensor_are_parts_of_one(groups):
+    """As the convolution of Mamba-2 gives values, keys and queries; both have the same values."""
+    given = {
+        name: x.to(DEVICE, torch.float32) for name, x in inputs(G=groups, rule="euler").items() if torch.is_tensor(x)
+    }
+    names, results = ("v", "k", "q"), []
+    whole = torch.cat([given[name].flatten(-2) for name in names], -1)
+    parts = whole.split([given[name].flatten(-2).shape[-1] for name in names], -1)
+    in_one = {name: part.unflatten(-1, (-1, 32)) for name, part in zip(names, parts, strict=True)}
+    for tensors in (given, given | in_one):
+        leaves = {name: x.detach().requires_grad_() for name, x in tensors.items()}
+        y = ssd(**leaves, backend="triton")
+        results.append(torch.autograd.grad(y.square().sum(), [leaves[name] for name in names]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert parts_of_one([x.flatten(-2) for x in results[0]]) is None
+    joined = parts_of_one([x.flatten(-2) for x in results[1]])
+    assert joined is not None
+    assert torch.equal(joined, torch.cat([x.flatten(-2) for x in results[0]], -1))

@@ -8,7 +8,16 @@ from torch import nn
 
 pytest.importorskip("triton")
 from subquad.models.parts import linear as linear_maps
-from subquad.models.parts.linear import Linear, LinearMap, PartsMap, SharedInput, SplitLinear, Unbind, split_linear
+from subquad.models.parts.linear import (
+    Linear,
+    LinearMap,
+    PartsMap,
+    SharedInput,
+    Split,
+    SplitLinear,
+    Unbind,
+    split_linear,
+)
 from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,3 +107,21 @@ def test_gradients_of_slices_are_stacked_only_where_they_lie_apart():
         [*whole[:, :, :2].unbind(2), torch.zeros(())[None, None, None].expand(2, 5, 4)],
     ):
         assert torch.equal(gradient_of(parts), torch.stack(list(parts), 2))
+
+
+def test_gradients_of_a_split_that_lie_in_one_tensor_are_not_copied():
+    x = torch.randn(2, 5, 7, requires_grad=True)
+    whole = torch.randn(2, 5, 7)
+
+    def gradient_of(parts):
+        (gradient,) = torch.autograd.grad(Split.apply(x, (3, 2, 2)), x, parts)
+        return gradient
+
+    assert gradient_of(whole.split((3, 2, 2), -1)).data_ptr() == whole.data_ptr()
+    others = (
+        [part.clone() for part in whole.split((3, 2, 2), -1)],
+        [whole[..., :3], whole[..., 5:], whole[..., 3:5]],
+        [whole[..., :3], whole[..., 3:5], whole[..., 4:6]],
+    )
+    for parts in others:
+        assert torch.equal(gradient_of(parts), torch.cat(list(parts), -1))

@@ -201,6 +201,7 @@ def _group_values_kernel(
     own_stride_b,
     own_stride_t,
     own_stride_h,
+    dv_stride_t,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -212,6 +213,8 @@ def _group_values_kernel(
     PRECISION: tl.constexpr,
 ):
     """dv [B, T, H, V] of one chunk, head and block of V, and the gradients of log-decays and weights for each block.
+
+    Positions of dv lie dv_stride_t apart, in all sequences.
 
     dg, dwrite and down are [B, T, H, V / BV] and dskip [B, chunks, H, V / BV], sums over the block and its chunk.
     """
@@ -305,7 +308,7 @@ def _group_values_kernel(
             b_factor += tl.load(skip + i_h).to(tl.float32)
             tl.store(dskip + ((i_b * num_t + i_t) * H + i_h) * num_v + i_v, tl.sum(b_met, 0))
         b_dv = b_dv * b_write[:, None] + b_factor[:, None] * b_wide
-    store_tile(dv + (i_b * T * H + i_h) * V, H * V, o_t, o_v, end, V, b_dv)
+    store_tile(dv + i_b * T * dv_stride_t + i_h * V, dv_stride_t, o_t, o_v, end, V, b_dv)
 
 
 @planned
@@ -316,6 +319,7 @@ def _group_reads_plan(
     shape: tuple[int, ...],
     key_shape: tuple[int, ...],
     strides: tuple[tuple[str, Strides | None], ...],
+    dv_stride_t: int | None = None,
 ) -> LaunchPlan:
     (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
     num_chunks = plan.num_chunks(length)
@@ -326,6 +330,7 @@ def _group_reads_plan(
         num_t=num_chunks,
         scale=plan.scale,
         **position_strides(**dict(strides)),
+        **({} if dv_stride_t is None else {"dv_stride_t": dv_stride_t}),
         H=heads,
         K=key_dim,
         V=value_dim,
@@ -380,14 +385,16 @@ def gla_group_values(
     factors: ChunkFactors,
     states: Tensor,
     dstates: Tensor,
-    dtype: torch.dtype,
+    dv: Tensor,
     dg_dtype: torch.dtype | None,
     weights: Weights = NO_WEIGHTS,
-) -> tuple[Tensor, Tensor | None, Weights]:
-    """dv [B, T, H, V] in `dtype`, dg [B, T, H], None where it has no dtype, and float32 gradients of the weights."""
+) -> tuple[Tensor | None, Weights]:
+    """dg [B, T, H], None where it has no dtype, and float32 gradients of the weights; dv is written.
+
+    dv: [B, T, H, V], heads side by side, and sequences one behind the other.
+    """
     batch, length, heads, value_dim = v.shape
     num_v = cdiv(value_dim, plan.width(plan.tuning.group_values.block_v, value_dim))
-    dv = v.new_empty(v.shape, dtype=dtype)
     at_chunks = batch, plan.num_chunks(length), heads, num_v
     dwrite, down, dskip = (
         None if x is None else v.new_empty(at_chunks if x.dim() == 1 else (*v.shape[:3], num_v), dtype=torch.float32)
@@ -397,7 +404,7 @@ def gla_group_values(
     strides = ("q", q.stride()), ("k", k.stride()), ("v", v.stride()), ("do", do.stride()), *weights.strides
     launch(
         _group_values_kernel,
-        _group_reads_plan(plan, plan.tuning.group_values, kind, v.shape, k.shape, strides),
+        _group_reads_plan(plan, plan.tuning.group_values, kind, v.shape, k.shape, strides, dv.stride(1)),
         q=q,
         k=k,
         v=v,
@@ -417,4 +424,4 @@ def gla_group_values(
     )
     dg, dwrite, down = (None if x is None else x.squeeze(-1) if num_v == 1 else x.sum(-1) for x in (dg, dwrite, down))
     dweights = Weights(dwrite, down, None if dskip is None else dskip.sum((0, 1, 3)))
-    return dv, None if dg is None else dg.to(dg_dtype), dweights
+    return None if dg is None else dg.to(dg_dtype), dweights

@@ -208,6 +208,7 @@ def _group_grads_kernel(
     own_stride_b,
     own_stride_t,
     own_stride_h,
+    d_stride_t,
     H: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -226,7 +227,7 @@ def _group_grads_kernel(
     the products of their sum with both. One loop goes over heads and blocks of values, so that all of its loads run
     ahead. The letters are those of `group_reads`.
 
-    dq and dk are [B, T, SLICES G, K].
+    dq and dk are [B, T, SLICES G, K], with positions d_stride_t apart in all sequences.
     """
     HEADS: tl.constexpr = GROUP // SLICES
     NUM_V: tl.constexpr = tl.cdiv(V, BV)
@@ -276,9 +277,9 @@ def _group_grads_kernel(
     b_dq += tl.dot(b_all, b_k, input_precision=PRECISION)
     b_q = load_tile(q + i_b * q_stride_b + i_s // SLICES * q_stride_h, q_stride_t, o_t, o_k, end, K).to(dtype)
     b_dk += tl.dot(tl.trans(b_all), b_q, input_precision=PRECISION)
-    o_dense = (i_b * T * N + i_s) * K
-    store_tile(dq + o_dense, N * K, o_t, o_k, end, K, b_dq)
-    store_tile(dk + o_dense, N * K, o_t, o_k, end, K, b_dk)
+    o_d = i_b * T * d_stride_t + i_s * K
+    store_tile(dq + o_d, d_stride_t, o_t, o_k, end, K, b_dq)
+    store_tile(dk + o_d, d_stride_t, o_t, o_k, end, K, b_dk)
 
 
 def num_slices(plan: Plan, group: int, num_programs: int) -> int:
@@ -302,6 +303,7 @@ def _group_grads_plan(
     v: Strides,
     do: Strides,
     weights: tuple[tuple[str, Strides | None], ...],
+    d_stride_t: int,
 ) -> LaunchPlan:
     (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
     tile, num_chunks = plan.tuning.groups, plan.num_chunks(length)
@@ -313,6 +315,7 @@ def _group_grads_plan(
         num_steps=group_size(heads, groups) // slices * cdiv(value_dim, block_v),
         scale=plan.scale,
         **position_strides(q=q, k=k, v=v, do=do, **dict(weights)),
+        d_stride_t=d_stride_t,
         H=heads,
         K=key_dim,
         V=value_dim,
@@ -338,20 +341,22 @@ def gla_group_grads(
     factors: ChunkFactors,
     states: Tensor,
     dstates: Tensor,
-    dq_dtype: torch.dtype,
-    dk_dtype: torch.dtype,
+    dq: Tensor,
+    dk: Tensor,
     weights: Weights = NO_WEIGHTS,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of q and k [B, T, G, K]."""
+) -> None:
+    """Writes the gradients of q and k [B, T, G, K], whose heads are side by side, and sequences one behind the other.
+
+    Their positions are the same distance apart.
+    """
     (batch, length, heads, _), (*_, groups, key_dim) = v.shape, q.shape
     num_k = cdiv(key_dim, plan.width(plan.tuning.groups.block_k, key_dim))
     slices = num_slices(plan, heads // groups, batch * groups * plan.num_chunks(length) * num_k)
     # sums over some heads stay float32 until they are added
-    dq, dk = (
-        q.new_empty((batch, length, groups * slices, key_dim), dtype=torch.float32 if slices > 1 else dtype)
-        for dtype in (dq_dtype, dk_dtype)
-    )
-    strides = q.stride(), k.stride(), v.stride(), do.stride(), weights.strides
+    parts = dq, dk
+    if slices > 1:
+        dq, dk = (q.new_empty((batch, length, groups * slices, key_dim), dtype=torch.float32) for _ in "qk")
+    strides = q.stride(), k.stride(), v.stride(), do.stride(), weights.strides, dq.stride(1)
     launch(
         _group_grads_kernel,
         _group_grads_plan(plan, kind, slices, v.shape, q.shape, *strides),
@@ -370,6 +375,5 @@ def gla_group_grads(
         dk=dk,
         table=plan.table,
     )
-    if slices > 1:
-        dq, dk = (x.unflatten(2, (groups, slices)).sum(3).to(d) for x, d in ((dq, dq_dtype), (dk, dk_dtype)))
-    return dq, dk
+    for whole, x in zip(parts, (dq, dk), strict=True) if slices > 1 else ():
+        whole.copy_(x.unflatten(2, (groups, slices)).sum(3))

@@ -111,6 +111,25 @@ def group_forward(
     return o, states, factors
 
 
+def _like_in_one(q: Tensor, k: Tensor, v: Tensor, dtypes: GradDtypes) -> tuple[Tensor, Tensor, Tensor]:
+    """Memory for the gradients of q, k and v, parts of one tensor where these are; see `group_backward`."""
+    (batch, length, heads, value_dim), (*_, groups, key_dim) = v.shape, q.shape
+    values, keys = heads * value_dim, groups * key_dim
+    width, start = values + 2 * keys, int(v.storage_offset())
+    places = [(x.untyped_storage().data_ptr(), x.storage_offset(), x.stride()[:3]) for x in (v, k, q)]
+    memory, rows = places[0][0], (length * width, width)
+    wanted = [
+        (memory, start, (*rows, value_dim)),
+        (memory, start + values, (*rows, key_dim)),
+        (memory, start + values + keys, (*rows, key_dim)),
+    ]
+    if places != wanted or not dtypes.q == dtypes.k == dtypes.v:
+        dq, dk = (q.new_empty(q.shape, dtype=dtype) for dtype in (dtypes.q, dtypes.k))
+        return dq, dk, v.new_empty(v.shape, dtype=dtypes.v)
+    dv, dk, dq = v.new_empty((batch, length, width), dtype=dtypes.v).split((values, keys, keys), dim=-1)
+    return dq.view(q.shape), dk.view(k.shape), dv.view(v.shape)
+
+
 def group_backward(
     plan: Plan,
     q: Tensor,
@@ -125,13 +144,17 @@ def group_backward(
     dtypes: GradDtypes,
     weights: Weights = NO_WEIGHTS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Weights]:
-    """`backward` of `group_forward`, and the gradients of the weights."""
+    """`backward` of `group_forward`, and the gradients of the weights.
+
+    Where v, k and q are all of the rows of one tensor, in this order, so are their gradients.
+    """
     kind = decay_kind(g)
     dstates = gla_states(plan, kind, x=q, y=do, rows=factors.q_in, decay=factors.decay, boundary=boundary, reverse=True)
     tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "do": do, "states": states, "dstates": dstates}
     tensors |= {"factors": factors, "weights": weights}
-    dv, dg, dweights = gla_group_values(plan, kind, **tensors, dtype=dtypes.v, dg_dtype=dtypes.g)
-    dq, dk = gla_group_grads(plan, kind, **tensors, dq_dtype=dtypes.q, dk_dtype=dtypes.k)
+    dq, dk, dv = _like_in_one(q, k, v, dtypes)
+    dg, dweights = gla_group_values(plan, kind, **tensors, dv=dv, dg_dtype=dtypes.g)
+    gla_group_grads(plan, kind, **tensors, dq=dq, dk=dk)
     return dq, dk, dv, dg, dweights
 
 

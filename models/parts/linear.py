@@ -215,15 +215,17 @@ class SharedInput(OnceDifferentiable):
                 g = _rows(gradient)
                 dx = g @ weight if dx is None else dx.addmm_(g, weight)
                 found[i] = g.t() @ rows
-        narrow = {i: gradients[i] for i in ctx.narrow if gradients[i] is not None}
-        if narrow:
-            g = x.new_zeros(len(rows), len(together))
-            for i, part in zip(ctx.narrow, g.split(ctx.sizes, 1), strict=False):
-                if i in narrow:
-                    part.copy_(_rows(narrow[i]))
+        narrow = [gradients[i] for i in ctx.narrow]
+        if any(gradient is not None for gradient in narrow):
+            parts = [
+                x.new_zeros(len(rows), size) if gradient is None else _rows(gradient).to(x.dtype)
+                for gradient, size in zip((*narrow, None), ctx.sizes, strict=True)
+                if size
+            ]
+            g = torch.cat(parts, 1)
             dx = g @ together if dx is None else dx.addmm_(g, together)
             for i, part in zip(ctx.narrow, (g.t() @ rows).split(ctx.sizes), strict=False):
-                found[i] = part
+                found[i] = part if gradients[i] is not None else None
         return None if dx is None else dx.view(x.shape), *found
 
 

@@ -142,13 +142,13 @@ def test_masks_are_kept_where_the_positions_of_a_chunk_lie_2_to_the_31_elements_
 
 
 def test_the_two_kernels_of_the_gradients_take_the_same_arguments():
-    """One launch serves both; only the constexprs of `_grads_kernel` that choose between its parts are its own."""
+    """One launch serves both; only the constexprs of the tree are those of `_grads_kernel` alone."""
     pytest.importorskip("triton")
     from subquad.kernels.delta_rule.triton.grads import _grads_kernel
     from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
 
     both, plain = (inspect.signature(kernel.fn).parameters for kernel in (_grads_kernel, _plain_grads_kernel))
-    choices = {"LEVELS", "GROUP", "DECAY", "WHOLE", "STEEP"}
+    choices = {"LEVELS", "STEEP"}
     assert set(both) - set(plain) == choices
     shared = [(name, parameter.annotation) for name, parameter in both.items() if name not in choices]
     assert shared == [(name, parameter.annotation) for name, parameter in plain.items()]
@@ -266,12 +266,37 @@ def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, count, state,
     Without a decay a wrong matrix of a segment shows; with one of heads the state fades before it would.
     """
     segments = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
-    for name in ("walk", "back"):
+    for name in ("walk", "back", "autograd"):
         module = f"subquad.kernels.delta_rule.triton.{name}"
         monkeypatch.setattr(f"{module}.cut_time", lambda *_, **__: segments.Segments(count, -(-5 // count)))
     walk = {key: tile._replace(block_v=16) for key, tile in tuning()["walk"].items()}
     heads = 2 if decay == "shared" else 1
     equals_the_loop(make_inputs(scaled(290, chunk), decay, state=state, H=heads, K=20, V=20), chunk=chunk, walk=walk)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_segments_leave_out_what_has_faded_and_only_that(grows, monkeypatch):
+    """Three segments of four chunks equal one. States fade within two chunks, and in the second head the last chunk of
+    a segment keeps them; or one key with b = 2.5 makes the state grow by as much as it decays.
+    """
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
+    inputs = make_inputs(12 * 16, "head", K=32, V=32)
+    inputs["log_decay"] = 6 * inputs["log_decay"]
+    inputs["log_decay"].unflatten(1, (3, 4, 16))[:, :, 3, :, 1] = 0.0
+    if grows:
+        inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
+        inputs["beta"] = torch.full_like(inputs["beta"], 2.5)
+        inputs["log_decay"] = torch.full_like(inputs["log_decay"], -0.4)
+    found = []
+    for cut in (impl.Segments(1, 12), impl.Segments(3, 4)):
+        for name in ("walk", "back", "autograd"):
+            monkeypatch.setattr(f"subquad.kernels.delta_rule.triton.{name}.cut_time", lambda *_, cut=cut: cut)
+        leaves = {n: x.requires_grad_() for n, x in on_device(inputs).items() if isinstance(x, Tensor)}
+        o, final = in_triton(chunk=16)(**leaves, return_final_state=True)
+        (o.square().sum() + final.square().sum()).backward()
+        found.append([o, final, *(x.grad for x in leaves.values())])
+    for whole, in_segments in zip(*found, strict=True):
+        assert relative_error(in_segments.detach(), whole.detach().double())[0] < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -295,15 +320,19 @@ def test_long_sequences_of_few_heads_are_cut():
     segments = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
     plan = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
 
-    def cut(planner, batch, length, key_dim=128, by_rows=True):
-        x = torch.empty(batch, length, 16, key_dim, dtype=torch.bfloat16, device="meta")
-        return segments.cut_time(planner(1.0, x, x, x), x.shape, 128, by_rows)
+    def cut(planner, batch, length, key_dim=128, kind=plan.NONE, heads=16):
+        x = torch.empty(batch, length, heads, key_dim, dtype=torch.bfloat16, device="meta")
+        return segments.cut_time(planner(1.0, x, x, x), x.shape, 128, kind)
 
     assert cut(plan.PLANNER, 8, 2048) == (1, 32)
     assert cut(plan.SHORT_CHUNKS, 8, 2048) == (1, 64)
     assert cut(plan.PLANNER, 1, 16384) == (7, 37)
     assert cut(plan.SHORT_CHUNKS, 1, 16384) == (7, 74)
-    assert cut(plan.PLANNER, 1, 16384, by_rows=False) == (8, 32)
+    assert cut(plan.PLANNER, 1, 16384, kind=plan.CHANNEL) == (8, 32)
+    # a decay of a head is expected to let states fade, so that matrices cost nothing
+    assert cut(plan.PLANNER, 1, 16384, kind=plan.HEAD) == (8, 32)
+    assert cut(plan.SHORT_CHUNKS, 1, 16384, kind=plan.HEAD) == (8, 64)
+    assert cut(plan.PLANNER, 1, 32768, kind=plan.HEAD, heads=32) == (4, 128)
     assert cut(plan.PLANNER, 1, 16384, key_dim=256) == (1, 256)
 
 

@@ -12,6 +12,8 @@ from subquad.kernels.delta_rule.triton.back import delta_back
 from subquad.kernels.delta_rule.triton.factors import delta_factors
 from subquad.kernels.delta_rule.triton.grads import delta_grads
 from subquad.kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS, ChunkFactors, Plan, Planner
+from subquad.kernels.delta_rule.triton.row_grads import row_grads
+from subquad.kernels.delta_rule.triton.segments import cut_time
 from subquad.kernels.delta_rule.triton.walk import delta_walk
 from subquad.kernels.device import float32_products, interpreted, is_hopper
 from subquad.kernels.gated_linear_attention.reference import each_head
@@ -37,7 +39,7 @@ class Result(NamedTuple):
     plan: Plan
     saved: tuple[Tensor | None, ...]
     """q, k, beta, g, write, plain, v where plain is given, delta, the states before every chunk, the transposes of
-    the matrices of segments and the chunk factors."""
+    the matrices of segments, which of them vanish, and the chunk factors."""
 
 
 def forward(
@@ -69,7 +71,8 @@ def forward(
     if options.return_final_state:
         shape = plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3]
         final = q.new_empty(shape, dtype=torch.float32)
-    factors = delta_factors(plan, q, k, beta, g, write, plain)
+    segments = cut_time(plan, (*beta.shape, k.shape[-1]), v.shape[-1], decay_kind(g))
+    factors = delta_factors(plan, q, k, beta, g, write, plain, keep=keep, bounded=segments.count > 1)
     boundary = EndStates(dense(initial_state), final)
     o, *kept = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
     own = None if plain is None else v
@@ -99,7 +102,7 @@ class DeltaRule(OnceDifferentiable):
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, beta, g, write, plain, v, delta, states, transposes, *kept = saved(ctx)
+        q, k, beta, g, write, plain, v, delta, states, transposes, vanished, *kept = saved(ctx)
         factors = ChunkFactors(*kept)
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
         dinitial = None
@@ -114,25 +117,17 @@ class DeltaRule(OnceDifferentiable):
             do=do,
             factors=factors,
             transposes=transposes,
+            vanished=vanished,
             boundary=boundary,
         )
-        dq, dk, dbeta, dg, dwrite, dplain = delta_grads(
-            ctx.plan,
-            q=q,
-            k=k,
-            beta=beta,
-            g=g,
-            write=write,
-            plain=plain,
-            v=v,
-            delta=delta,
-            do=do,
-            dv=drest,
-            states=states,
-            dstates=dstates,
-            steep=factors.steep,
-            needs_dg=ctx.needs_input_grad[4],
-        )
+        given = {"q": q, "k": k, "beta": beta, "g": g, "delta": delta, "do": do, "dv": drest}
+        given |= {"states": states, "dstates": dstates, "needs_dg": ctx.needs_input_grad[4]}
+        dwrite = dplain = None
+        if factors.steep is None:
+            dq, dk, dbeta, dg = row_grads(ctx.plan, factors=factors, **given)
+        else:
+            own = {"write": write, "plain": plain, "v": v, "steep": factors.steep}
+            dq, dk, dbeta, dg, dwrite, dplain = delta_grads(ctx.plan, **given, **own)
         return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dwrite, dplain, dinitial, None
 
 

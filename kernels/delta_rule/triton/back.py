@@ -15,6 +15,7 @@ from subquad.kernels.delta_rule.triton.segments import (
     Segments,
     cut_time,
     first_state,
+    near_chunks,
     new_ends,
     segment_starts,
     store_last_state,
@@ -39,6 +40,7 @@ def _back_kernel(
     row_in,
     row_out,
     k_out,
+    reach,
     plain_scores,
     plain_system,
     plain_out,
@@ -84,9 +86,9 @@ def _back_kernel(
 
         dv = plain_scores^T do + plain_out dM - plain_system^T drest
 
-    The arguments are those of `_walk_kernel` without delta, states, transitions and transposes, with do and dv in place
-    of v and o, and dM of every chunk in dstates [B, H, chunks, V, K]. Here, too, everything is transposed, and the
-    first segment is the last one in time.
+    The arguments are those of `_walk_kernel` without delta, states, transitions, transposes and vanished, with do and
+    dv in place of v and o, and dM of every chunk in dstates [B, H, chunks, V, K]. Here, too, everything is transposed,
+    and the first segment is the last one in time.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
     i_b, i_h = i_bh // H, i_bh % H
@@ -114,6 +116,10 @@ def _back_kernel(
     # the segments are those of `_walk_kernel`, of which the last one may be shorter
     begin = (tl.cdiv(num_own, num_walked) - 1 - i_segment) * num_walked
     stop = tl.minimum(begin + num_walked, num_own)
+    if PART == _ENDS and reach is not None:
+        num_near, vanishes = near_chunks(reach + i_bh * num_t, begin, stop, True)
+        b_dstate = tl.where(vanishes, 0.0, b_dstate)
+        stop = begin + num_near
     for i in range(begin, stop):
         i_t = i_first + begin + stop - 1 - i
         start, end = chunk_span(table, i_t, T, C)
@@ -228,12 +234,13 @@ def delta_back(
     do: Tensor,
     factors: ChunkFactors,
     transposes: Tensor | None,
+    vanished: Tensor | None,
     boundary: EndStates,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dv and drest [B, T, H, V], which are one unless v has keys of its own, and the gradients of the states behind
     every chunk, in `plan.work`; see `_back_kernel`.
 
-    transposes: what `delta_walk` returns of the matrices of segments.
+    transposes, vanished: what `delta_walk` returns of the matrices of segments.
     boundary:   the gradient of the final state, and memory for that of the initial state.
     """
     (batch, length, heads, value_dim), key_dim = do.shape, k.shape[-1]
@@ -245,7 +252,7 @@ def delta_back(
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
-    segments = cut_time(plan, shape, value_dim, by_rows)
+    segments = cut_time(plan, shape, value_dim, factors.kind)
     ends = new_ends(segments, k, shape, value_dim)
     first, last = boundary
     strides = q.stride(), k.stride(), do.stride()
@@ -264,6 +271,7 @@ def delta_back(
             row_in=factors.row_in,
             row_out=factors.row_out,
             k_out=factors.k_out,
+            reach=None if writes else factors.reach,
             plain_scores=factors.plain_scores if writes else None,
             plain_system=factors.plain_system if writes else None,
             plain_out=factors.plain_out if writes else None,
@@ -277,5 +285,5 @@ def delta_back(
             bounds=plan.bounds,
         )
         if part == ENDS:
-            segment_starts(plan, segments, ends, transposes, back=True)
+            segment_starts(plan, segments, ends, transposes, vanished, back=True)
     return dv, drest, dstates

@@ -138,6 +138,9 @@ def _factors_kernel(
     q_in,
     k_in,
     k_out,
+    prefix,
+    suffix,
+    reach,
     steep,
     plain_scores,
     plain_system,
@@ -303,6 +306,9 @@ def _factors_kernel(
             b_system = tl.dot(b_k.to(dtype), b_right, b_system, input_precision=PRECISION)
     if DECAY == HEAD_DECAY:
         tl.store(row_in + o_rows, exponential(b_prefix, PRECISION), mask=m_t)
+        if prefix is not None:
+            tl.store(prefix + o_rows, b_prefix, mask=m_t)
+            tl.store(suffix + o_rows, b_suffix, mask=m_t)
         b_beta_out = b_beta * exponential(b_suffix, PRECISION)
         tl.store(decay + i_bh * num_t + i_t, exponential(tl.sum(b_g_head, 0), PRECISION))
         b_pairs = decay_matrix(b_g_head, b_prefix, o_c, PRECISION)
@@ -319,6 +325,10 @@ def _factors_kernel(
         tl.store(row_out + o_rows, b_beta_out, mask=m_t)
         b_scores = tl.where(o_c[:, None] >= o_c[None, :], b_scores, 0.0) * (scale * b_beta)[None, :]
         b_system *= b_beta[None, :]
+        if reach is not None:
+            # the largest beta |k|^2 of the chunk stands for all of its positions; up to 2 a step lengthens no state
+            growth = tl.max(tl.max(tl.where(o_c[:, None] == o_c[None, :], b_system, 0.0), 1), 0) - 1.0
+            tl.store(reach + i_bh * num_t + i_t, tl.sum(b_g_head, 0) + C * tl.log(tl.maximum(growth, 1.0)))
     b_system = tl.where(o_c[:, None] > o_c[None, :], b_system, 0.0)
     o_dense = o_head * C
     if plain is not None:
@@ -390,11 +400,16 @@ def delta_factors(
     g: Tensor | None,
     write: Tensor | None = None,
     plain: Tensor | None = None,
+    *,
+    keep: bool = False,
+    bounded: bool = False,
 ) -> ChunkFactors:
     """Factors of all chunks for q, k [B, T, G, K], beta [B, T, H] and log-decays [B, T, H], [B, T, H, K] or None.
 
     write: [B, T, H, K] or None; see the public operator.
     plain: [B, T, H, K] or None, for a decay of a channel: keys under which v is written without being read first.
+    keep:    with a decay of a head, `prefix` and `suffix` are computed.
+    bounded: with a decay of a head, `reach` is computed.
     """
     (batch, length, heads), (*_, groups, key_dim) = beta.shape, k.shape
     num_chunks, kind = plan.num_chunks(length), decay_kind(g)
@@ -404,10 +419,14 @@ def delta_factors(
 
     inverse, scores = (new(batch, length, heads, plan.chunk, dtype=plan.work) for _ in range(2))
     inverse_low = torch.empty_like(inverse) if plan.work == torch.bfloat16 else None
-    decay = row_in = q_in = k_in = k_out = steep = plain_scores = plain_system = plain_out = None
+    decay = row_in = q_in = k_in = k_out = prefix = suffix = reach = steep = plain_scores = plain_system = plain_out = (
+        None
+    )
     row_out = None if kind == CHANNEL else new(batch, heads, length)
     if kind == HEAD:
         decay, row_in = new(batch, heads, num_chunks), new(batch, heads, length)
+        prefix, suffix = (torch.empty_like(row_in) if keep else None for _ in range(2))
+        reach = torch.empty_like(decay) if bounded else None
     elif kind == CHANNEL:
         decay = new(batch, heads, num_chunks, key_dim)
         q_in, k_in, k_out = (new(batch, length, heads, key_dim, dtype=plan.work) for _ in range(3))
@@ -420,7 +439,7 @@ def delta_factors(
             )
 
     strides = q.stride(), k.stride(), beta.stride(), strides_of(g), strides_of(write), strides_of(plain)
-    ends = decay, row_in, row_out, q_in, k_in, k_out, steep
+    ends = decay, row_in, row_out, q_in, k_in, k_out, prefix, suffix, reach, steep
     factors = ChunkFactors(inverse, inverse_low, scores, *ends, plain_scores, plain_system, plain_out)
     for for_steep in (False,) if steep is None else (False, True):
         launch(

@@ -11,29 +11,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.delta_rule.triton.pairs import ChunkPairs, chunk_pairs
+from subquad.kernels.delta_rule.triton.pairs import chunk_pairs
 from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
-from subquad.kernels.delta_rule.triton.plan import Plan, is_whole
+from subquad.kernels.delta_rule.triton.plan import Plan
 from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
 from subquad.kernels.gated_linear_attention.triton.decays import (
-    CHANNEL_DECAY,
-    HEAD_DECAY,
     LOWEST,
-    decay_matrix,
     exponential,
     from_middle,
     half_totals,
-    head_prefix_suffix,
-    load_head_decays,
     masked_sums,
     tree_level,
 )
 from subquad.kernels.gated_linear_attention.triton.plan import (
     CHANNEL,
-    HEAD,
     Strides,
-    decay_kind,
-    group_size,
     planned,
     position_strides,
     strides_of,
@@ -104,18 +96,13 @@ def _grads_kernel(
     LEVELS: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
-    GROUP: tl.constexpr,
-    DECAY: tl.constexpr,
     PRECISION: tl.constexpr,
-    WHOLE: tl.constexpr,
     STEEP: tl.constexpr,
 ):
     """dq, dk [C, BK] of one chunk; dbeta, and dg of a decay of a head, are sums over channels, [B, T, H, K / BK].
 
     `_plain_grads_kernel` is launched in its place with the same arguments, so the parameters of both must agree, in
-    their names and their order, up to the constexprs LEVELS, GROUP, DECAY, WHOLE and STEEP, which only this kernel has.
-
-    GROUP heads share q and k; dq and dk are those of a head, [B, T, H, K].
+    their names and their order, up to the constexprs LEVELS and STEEP, which only this kernel has.
 
     A position reads what is held for q (with the gradient do) and before it writes what is held for k (with the
     gradient -dv). It writes delta under the key w = beta k. With S the state before the chunk and dS the gradient of
@@ -143,9 +130,8 @@ def _grads_kernel(
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
     i_t, i_bh = i_c % num_t, i_c // num_t
     i_b, i_h = i_bh // H, i_bh % H
-    if DECAY == CHANNEL_DECAY:  # noqa: SIM102 (Triton decides this condition when it compiles, and the inner one at run time)
-        if (tl.load(steep + i_c) != 0) != STEEP:
-            return
+    if (tl.load(steep + i_c) != 0) != STEEP:
+        return
     dtype = states.dtype.element_ty
     o_c, o_k = tl.arange(0, C), i_k * BK + tl.arange(0, BK)
     o_head = i_b * T * H + i_h
@@ -156,59 +142,16 @@ def _grads_kernel(
 
     p_beta = beta + i_b * beta_stride_b + i_h * beta_stride_h + o_rows * beta_stride_t
     b_beta = tl.load(p_beta, mask=m_t, other=0.0).to(tl.float32)
-    if DECAY == HEAD_DECAY:
-        # these are loaded before the loop, so that nothing waits for them behind it
-        p_g = g + i_b * g_stride_b + i_h * g_stride_h
-        b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
-        b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)
     m_past = o_c[:, None] > o_c[None, :]
     if plain is not None:
         plain += i_b * plain_stride_b + i_h * plain_stride_h
         v += i_b * v_stride_b + i_h * v_stride_h
-    if DECAY == CHANNEL_DECAY:
-        b_da = load_rows(da + o_head * C, H * C, start, o_c, o_c, end, C, False)
-        b_dl = load_rows(dl + o_head * C, H * C, start, o_c, o_c, end, C, False)
-        p_diagonals = diagonals + o_head + o_rows * H
-        b_diagonal = tl.load(p_diagonals, mask=m_t, other=0.0)
-    else:
-        # the ends of the loops are an argument, so that they remain where they have one iteration (see LOG.md of
-        # gated_linear_attention)
-        b_da, b_dl = tl.zeros([C, C], tl.float32), tl.zeros([C, C], tl.float32)
-        for i_v in range(0, end_v, BV):
-            o_v = i_v + tl.arange(0, BV)
-            b_delta = tl.trans(load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE))
-            b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
-            b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
-            b_da = tl.dot(b_do, b_delta, b_da, input_precision=PRECISION)
-            b_dl = tl.dot(b_dv, b_delta, b_dl, input_precision=PRECISION)
-        b_da *= scale
-        b_diagonal = tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_da, 0.0), 1)
-        b_da, b_dl = tl.where(m_past, b_da, 0.0), tl.where(m_past, -b_dl, 0.0)
-    q += i_b * q_stride_b + i_h // GROUP * q_stride_h
-    k += i_b * k_stride_b + i_h // GROUP * k_stride_h
-    if DECAY != CHANNEL_DECAY:
-        if DECAY == HEAD_DECAY:
-            b_pairs = decay_matrix(b_g, b_prefix, o_c, PRECISION)
-            b_da *= b_pairs
-            b_dl *= b_pairs
-        # each pair of a query or key with a written key, without the beta of the latter: sums of them give dbeta and dg
-        # more accurately than the rounded factors of dw
-        b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
-        b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
-        b_pairs = b_da * tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-        b_pairs += b_dl * tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
-        b_dbeta = tl.sum(b_pairs, 0)
-        if DECAY == HEAD_DECAY and dg is not None:
-            b_pairs *= b_beta[None, :]
-            if PRECISION == "tf32":
-                b_net = tl.sum(b_pairs, 1) - b_beta * b_dbeta
-            else:
-                # in float32 rounding errors of what cancels would be visible after a sum over time, so only the pairs
-                # with i >= l and j < l are summed
-                b_net = tl.zeros([C], tl.float32)
-                b_pairs = tl.dot(b_pairs, tl.trans(m_past.to(tl.float32)), input_precision=PRECISION)
-                b_dg_inside = tl.sum(tl.where(o_c[:, None] >= o_c[None, :], b_pairs, 0.0), 0)
-        b_da, b_dl = as_operand(b_da, dtype, PRECISION), as_operand(b_dl, dtype, PRECISION)
+    b_da = load_rows(da + o_head * C, H * C, start, o_c, o_c, end, C, False)
+    b_dl = load_rows(dl + o_head * C, H * C, start, o_c, o_c, end, C, False)
+    p_diagonals = diagonals + o_head + o_rows * H
+    b_diagonal = tl.load(p_diagonals, mask=m_t, other=0.0)
+    q += i_b * q_stride_b + i_h * q_stride_h
+    k += i_b * k_stride_b + i_h * k_stride_h
     if plain is not None:
         b_da_plain = load_rows(da_plain + o_head * C, H * C, start, o_c, o_c, end, C, False)
         b_dl_plain = load_rows(dl_plain + o_head * C, H * C, start, o_c, o_c, end, C, False)
@@ -218,157 +161,135 @@ def _grads_kernel(
 
     b_dq, b_dr = tl.zeros([C, BK], tl.float32), tl.zeros([C, BK], tl.float32)
     b_dw = tl.zeros([C, BK], tl.float32)
-    # a decay of a head needs the sum of all elements, and sums of rows stay within a warp
-    b_through = tl.zeros([BV if DECAY == HEAD_DECAY else BK], tl.float32)
+    b_through = tl.zeros([BK], tl.float32)
+    # the end of the loop is an argument, so that it remains where it has one iteration (see LOG.md of
+    # gated_linear_attention)
     for i_v in range(0, end_v, BV):
         o_v = i_v + tl.arange(0, BV)
-        b_delta = load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
-        b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
-        b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, WHOLE)
-        b_state = load_state(states + i_c * K * V, o_v, o_k, V, K, WHOLE)
-        b_dstate = load_state(dstates + i_c * K * V, o_v, o_k, V, K, WHOLE)
+        b_delta = load_rows(delta + o_head * V, H * V, start, o_c, o_v, end, V, False)
+        b_do = load_rows(do, do_stride_t, start, o_c, o_v, end, V, False).to(dtype)
+        b_dv = load_rows(dv + o_head * V, H * V, start, o_c, o_v, end, V, False)
+        b_state = load_state(states + i_c * K * V, o_v, o_k, V, K, False)
+        b_dstate = load_state(dstates + i_c * K * V, o_v, o_k, V, K, False)
         b_dq = tl.dot(b_do, b_state, b_dq, input_precision=PRECISION)
         b_dr = tl.dot(b_dv, b_state, b_dr, input_precision=PRECISION)
         b_dw = tl.dot(b_delta, b_dstate, b_dw, input_precision=PRECISION)
         if plain is not None:
-            b_v = load_rows(v, v_stride_t, start, o_c, o_v, end, V, WHOLE).to(dtype)
+            b_v = load_rows(v, v_stride_t, start, o_c, o_v, end, V, False).to(dtype)
             b_de = tl.dot(b_v, b_dstate, b_de, input_precision=PRECISION)
         if dg is not None:
-            b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 1 if DECAY == HEAD_DECAY else 0)
+            b_through += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 0)
     b_dq *= scale
     b_dr = -b_dr
-    b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
-    b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
+    b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, False).to(tl.float32)
+    b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, False).to(tl.float32)
     b_write = b_k
     if write is not None:
         p_write = write + i_b * write_stride_b + i_h * write_stride_h
-        b_write = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
+        b_write = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, False).to(tl.float32)
     b_w = b_write * b_beta[:, None]
     if plain is not None:
-        b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
-    if DECAY == CHANNEL_DECAY:
-        NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
-        p_g = g + i_b * g_stride_b + i_h * g_stride_h
-        b_g = tl.maximum(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32), LOWEST)
-        b_first, b_second = half_totals(b_g, o_c, C)
-        b_dg = tl.zeros([C, BK], tl.float32)
-        # for each position, the gradient that arrives at it minus the one that leaves from it, within the chunk
-        b_net = tl.zeros([C, BK], tl.float32)
+        b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, False).to(tl.float32)
+    NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
+    p_g = g + i_b * g_stride_b + i_h * g_stride_h
+    b_g = tl.maximum(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, False).to(tl.float32), LOWEST)
+    b_first, b_second = half_totals(b_g, o_c, C)
+    b_dg = tl.zeros([C, BK], tl.float32)
+    # for each position, the gradient that arrives at it minus the one that leaves from it, within the chunk
+    b_net = tl.zeros([C, BK], tl.float32)
+    if dg is not None:
+        b_dg += (b_through * exponential(b_first + b_second, PRECISION))[None, :]
+    if not STEEP:
+        b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
+        b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)
+        b_start = exponential(b_first, PRECISION)[None, :]
+        b_dq *= b_start
+        b_dr *= b_start
+        b_dw *= exponential(b_second, PRECISION)[None, :]
+        b_written = as_operand(b_w * b_inverse, dtype, PRECISION)
+        b_read = as_operand(b_q * b_factor, dtype, PRECISION)
+        b_inside = tl.dot(b_da, b_written, input_precision=PRECISION)
+        b_dw_inside = tl.dot(tl.trans(b_da), b_read, input_precision=PRECISION)
         if dg is not None:
-            b_dg += (b_through * exponential(b_first + b_second, PRECISION))[None, :]
-        if not STEEP:
-            b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
-            b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)
-            b_start = exponential(b_first, PRECISION)[None, :]
-            b_dq *= b_start
-            b_dr *= b_start
-            b_dw *= exponential(b_second, PRECISION)[None, :]
-            b_written = as_operand(b_w * b_inverse, dtype, PRECISION)
-            b_read = as_operand(b_q * b_factor, dtype, PRECISION)
-            b_inside = tl.dot(b_da, b_written, input_precision=PRECISION)
-            b_dw_inside = tl.dot(tl.trans(b_da), b_read, input_precision=PRECISION)
-            if dg is not None:
-                b_net += b_read.to(tl.float32) * b_inside + b_q * b_factor * b_dq
-            b_dq = (b_dq + b_inside) * b_factor
-            b_read = as_operand(b_k * b_factor, dtype, PRECISION)
-            b_inside = tl.dot(b_dl, b_written, input_precision=PRECISION)
-            b_dw_inside = tl.dot(tl.trans(b_dl), b_read, b_dw_inside, input_precision=PRECISION)
-            if dg is not None:
-                b_net += b_read.to(tl.float32) * b_inside + b_k * b_factor * b_dr
-                # the part that leaves the chunk from j < l is all that leaves it minus that from j >= l
-                b_leaving = b_w * b_inverse * b_dw
-                b_dg += tl.sum(b_leaving, 0)[None, :]
-                b_net -= b_written.to(tl.float32) * b_dw_inside + b_leaving
-            b_dr = (b_dr + b_inside) * b_factor
-            b_dw = (b_dw + b_dw_inside) * b_inverse
-        else:
-            b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
-            b_dq *= b_prefix
-            b_dr *= b_prefix
-            b_suffix = exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
-            b_dw *= b_suffix
-            b_leaving = b_w * b_dw
-            if plain is not None:
-                b_de *= b_suffix
-                b_leaving += b_e * b_de
-            # only what enters the chunk from before and what leaves it: pairs within the chunk are added below
-            if dg is not None:
-                b_net += b_q * b_dq + b_k * b_dr
-                b_dg += masked_sums(m_past, b_leaving, False, PRECISION)
-            for level in range(LEVELS):
-                b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
-                b_written = as_operand(b_w * b_factor, dtype, PRECISION)
-                b_pairs = tl.where(m_pair, b_da, 0.0).to(dtype)
-                b_read = as_operand(b_q * b_factor, dtype, PRECISION)
-                b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
-                b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
-                if plain is not None:
-                    b_plain = as_operand(b_e * b_factor, dtype, PRECISION)
-                    b_pairs = tl.where(m_pair, b_da_plain, 0.0).to(dtype)
-                    b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
-                    b_de_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
-                b_dq += b_inside * b_factor
-                if dg is not None:
-                    b_net += b_read.to(tl.float32) * b_inside
-                b_pairs = tl.where(m_pair, b_dl, 0.0).to(dtype)
-                b_read = as_operand(b_k * b_factor, dtype, PRECISION)
-                b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
-                b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, b_dw_inside, input_precision=PRECISION)
-                if plain is not None:
-                    b_pairs = tl.where(m_pair, b_dl_plain, 0.0).to(dtype)
-                    b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
-                    b_de_inside = tl.dot(tl.trans(b_pairs), b_read, b_de_inside, input_precision=PRECISION)
-                    b_de += b_de_inside * b_factor
-                b_dr += b_inside * b_factor
-                b_dw += b_dw_inside * b_factor
-                if dg is not None:
-                    b_net += b_read.to(tl.float32) * b_inside - b_written.to(tl.float32) * b_dw_inside
-                    if plain is not None:
-                        b_net -= b_plain.to(tl.float32) * b_de_inside
+            b_net += b_read.to(tl.float32) * b_inside + b_q * b_factor * b_dq
+        b_dq = (b_dq + b_inside) * b_factor
+        b_read = as_operand(b_k * b_factor, dtype, PRECISION)
+        b_inside = tl.dot(b_dl, b_written, input_precision=PRECISION)
+        b_dw_inside = tl.dot(tl.trans(b_dl), b_read, b_dw_inside, input_precision=PRECISION)
         if dg is not None:
-            b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
-            store_rows(dg + o_head * K, H * K, start, o_c, o_k, end, K, b_dg, WHOLE)
-        b_dbeta = tl.sum(b_write * b_dw, 1)
+            b_net += b_read.to(tl.float32) * b_inside + b_k * b_factor * b_dr
+            # the part that leaves the chunk from j < l is all that leaves it minus that from j >= l
+            b_leaving = b_w * b_inverse * b_dw
+            b_dg += tl.sum(b_leaving, 0)[None, :]
+            b_net -= b_written.to(tl.float32) * b_dw_inside + b_leaving
+        b_dr = (b_dr + b_inside) * b_factor
+        b_dw = (b_dw + b_dw_inside) * b_inverse
     else:
-        if DECAY == HEAD_DECAY:
-            b_in = exponential(b_prefix, PRECISION)[:, None]
-            b_dq *= b_in
-            b_dr *= b_in
-            b_dw *= exponential(b_suffix, PRECISION)[:, None]
-        b_written_dw = tl.sum(b_k * b_dw, 1)
-        b_dbeta += b_written_dw
-        if DECAY == HEAD_DECAY and dg is not None:
-            b_net += tl.sum(b_q * b_dq + b_k * b_dr, 1)
-            b_leaving = b_beta * b_written_dw
-            b_dg = tl.sum(tl.where(m_past, b_leaving[None, :], b_net[None, :]), 1)
-            if PRECISION != "tf32":
-                b_dg += b_dg_inside
-            b_dg += tl.sum(b_through, 0) * exponential(tl.sum(b_g, 0), PRECISION)
-            tl.store(dg + (o_head + o_rows * H) * num_k + i_k, b_dg, mask=m_t)
-        b_written = as_operand(b_w, dtype, PRECISION)
-        b_dq = tl.dot(b_da, b_written, b_dq, input_precision=PRECISION)
-        b_dr = tl.dot(b_dl, b_written, b_dr, input_precision=PRECISION)
-        b_dw = tl.dot(tl.trans(b_da), b_q.to(dtype), b_dw, input_precision=PRECISION)
-        b_dw = tl.dot(tl.trans(b_dl), b_k.to(dtype), b_dw, input_precision=PRECISION)
-
+        b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+        b_dq *= b_prefix
+        b_dr *= b_prefix
+        b_suffix = exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+        b_dw *= b_suffix
+        b_leaving = b_w * b_dw
+        if plain is not None:
+            b_de *= b_suffix
+            b_leaving += b_e * b_de
+        # only what enters the chunk from before and what leaves it: pairs within the chunk are added below
+        if dg is not None:
+            b_net += b_q * b_dq + b_k * b_dr
+            b_dg += masked_sums(m_past, b_leaving, False, PRECISION)
+        for level in range(LEVELS):
+            b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
+            b_written = as_operand(b_w * b_factor, dtype, PRECISION)
+            b_pairs = tl.where(m_pair, b_da, 0.0).to(dtype)
+            b_read = as_operand(b_q * b_factor, dtype, PRECISION)
+            b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
+            b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
+            if plain is not None:
+                b_plain = as_operand(b_e * b_factor, dtype, PRECISION)
+                b_pairs = tl.where(m_pair, b_da_plain, 0.0).to(dtype)
+                b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
+                b_de_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
+            b_dq += b_inside * b_factor
+            if dg is not None:
+                b_net += b_read.to(tl.float32) * b_inside
+            b_pairs = tl.where(m_pair, b_dl, 0.0).to(dtype)
+            b_read = as_operand(b_k * b_factor, dtype, PRECISION)
+            b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
+            b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, b_dw_inside, input_precision=PRECISION)
+            if plain is not None:
+                b_pairs = tl.where(m_pair, b_dl_plain, 0.0).to(dtype)
+                b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
+                b_de_inside = tl.dot(tl.trans(b_pairs), b_read, b_de_inside, input_precision=PRECISION)
+                b_de += b_de_inside * b_factor
+            b_dr += b_inside * b_factor
+            b_dw += b_dw_inside * b_factor
+            if dg is not None:
+                b_net += b_read.to(tl.float32) * b_inside - b_written.to(tl.float32) * b_dw_inside
+                if plain is not None:
+                    b_net -= b_plain.to(tl.float32) * b_de_inside
+    if dg is not None:
+        b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
+        store_rows(dg + o_head * K, H * K, start, o_c, o_k, end, K, b_dg, False)
+    b_dbeta = tl.sum(b_write * b_dw, 1)
     b_dbeta += b_diagonal * tl.sum(b_q * b_write, 1)
     b_dw += b_diagonal[:, None] * b_q
     b_dq += b_diagonal[:, None] * b_w
     if plain is not None:
         b_dq += b_diagonal_plain[:, None] * b_e
         b_de += b_diagonal_plain[:, None] * b_q
-        store_rows(dplain + o_head * K, H * K, start, o_c, o_k, end, K, b_de, WHOLE)
-    store_rows(dq + o_head * K, H * K, start, o_c, o_k, end, K, b_dq, WHOLE)
+        store_rows(dplain + o_head * K, H * K, start, o_c, o_k, end, K, b_de, False)
+    store_rows(dq + o_head * K, H * K, start, o_c, o_k, end, K, b_dq, False)
     if write is None:
-        store_rows(dk + o_head * K, H * K, start, o_c, o_k, end, K, b_dr + b_beta[:, None] * b_dw, WHOLE)
+        store_rows(dk + o_head * K, H * K, start, o_c, o_k, end, K, b_dr + b_beta[:, None] * b_dw, False)
     else:
-        store_rows(dk + o_head * K, H * K, start, o_c, o_k, end, K, b_dr, WHOLE)
-        store_rows(dwrite + o_head * K, H * K, start, o_c, o_k, end, K, b_beta[:, None] * b_dw, WHOLE)
+        store_rows(dk + o_head * K, H * K, start, o_c, o_k, end, K, b_dr, False)
+        store_rows(dwrite + o_head * K, H * K, start, o_c, o_k, end, K, b_beta[:, None] * b_dw, False)
     tl.store(dbeta + (o_head + o_rows * H) * num_k + i_k, b_dbeta, mask=m_t)
 
 
-def _block_k(plan: Plan, kind: int, key_dim: int) -> int:
-    block_k = plan.tuning.grads[kind].block_k
+def _block_k(plan: Plan, key_dim: int) -> int:
+    block_k = plan.tuning.grads[CHANNEL].block_k
     # 32 keys may be narrower than the minimum (see the loop of the kernel)
     return min(block_k, plan.width(block_k, key_dim))
 
@@ -376,9 +297,7 @@ def _block_k(plan: Plan, kind: int, key_dim: int) -> int:
 @planned
 def _grads_plan(
     plan: Plan,
-    kind: int,
     shape: tuple[int, ...],
-    groups: int,
     value_dim: int,
     q: Strides,
     k: Strides,
@@ -392,14 +311,11 @@ def _grads_plan(
 ) -> LaunchPlan:
     """The plan of the chunks that are factored by a tree (`steep`) or of the others."""
     batch, length, heads, key_dim = shape
-    tile, num_chunks = plan.tuning.grads[kind], plan.num_chunks(length)
-    block_k, block_v = _block_k(plan, kind, key_dim), plan.width(tile.block_v, value_dim)
+    tile, num_chunks = plan.tuning.grads[CHANNEL], plan.num_chunks(length)
+    block_k, block_v = _block_k(plan, key_dim), plan.width(tile.block_v, value_dim)
     choices: dict[str, Any] = {}
     if plain is None or steep:
-        sizes = (key_dim, block_k), (value_dim, block_v)
-        whole = kind != CHANNEL and is_whole(plan, length, *sizes, strides=(q, k, do))
-        choices = {"LEVELS": plan.chunk.bit_length() - 1, "GROUP": group_size(heads, groups), "DECAY": kind}
-        choices |= {"WHOLE": whole, "STEEP": steep}
+        choices = {"LEVELS": plan.chunk.bit_length() - 1, "STEEP": steep}
     return LaunchPlan(
         batch * heads * num_chunks * cdiv(key_dim, block_k),
         T=length,
@@ -434,7 +350,7 @@ def delta_grads(
     dv: Tensor,
     states: Tensor,
     dstates: Tensor,
-    steep: Tensor | None,
+    steep: Tensor,
     needs_dg: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k, beta, where it is needed of g, and where they are given of write and plain.
@@ -443,31 +359,19 @@ def delta_grads(
 
     steep: as in `ChunkFactors`.
     """
-    (batch, length, heads, value_dim), (*_, groups, key_dim), kind = do.shape, k.shape, decay_kind(g)
-    num_k = cdiv(key_dim, _block_k(plan, kind, key_dim))
-
-    def new(channels: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return k.new_empty((batch, length, heads, channels), dtype=dtype)
-
-    # the gradients of heads that share q and k are float32 until they are added
-    dq, dk = (new(key_dim, x.dtype if groups == heads else torch.float32) for x in (q, k))
-    dbeta = new(num_k)
-    dwrite, dplain = (None if x is None else new(key_dim, x.dtype) for x in (write, plain))
-    dg = None
-    if g is not None and needs_dg:
-        dg = new(num_k) if kind == HEAD else new(key_dim, g.dtype)
-
-    pairs: dict[str, Any] = dict.fromkeys(ChunkPairs._fields)
-    if kind == CHANNEL:
-        pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v)._asdict()
-
+    (batch, length, heads, value_dim), key_dim = do.shape, k.shape[-1]
+    num_k = cdiv(key_dim, _block_k(plan, key_dim))
+    dq, dk = q.new_empty(k.shape), k.new_empty(k.shape)
+    dg, dwrite, dplain = (None if x is None else x.new_empty(k.shape) for x in (g if needs_dg else None, write, plain))
+    dbeta = k.new_empty((batch, length, heads, num_k), dtype=torch.float32)
+    pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v)._asdict()
     given = q, k, beta, g, write, plain, v, do
     strides = [strides_of(x) for x in given]
-    for for_steep in (False,) if steep is None else (False, True):
+    for for_steep in (False, True):
         kernel = _plain_grads_kernel if plain is not None and not for_steep else _grads_kernel
         launch(
             kernel,
-            _grads_plan(plan, kind, (batch, length, heads, key_dim), groups, value_dim, *strides, for_steep),
+            _grads_plan(plan, (batch, length, heads, key_dim), value_dim, *strides, for_steep),
             q=q,
             k=k,
             beta=beta,
@@ -490,8 +394,4 @@ def delta_grads(
             steep=steep,
             table=plan.table,
         )
-    if dg is not None and kind == HEAD and g is not None:
-        dg = dg.sum(-1).to(g.dtype)
-    if groups != heads:
-        dq, dk = (dx.unflatten(2, (groups, -1)).sum(3).to(x.dtype) for dx, x in ((dq, q), (dk, k)))
     return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite, dplain

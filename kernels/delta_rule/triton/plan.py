@@ -62,7 +62,7 @@ def short_chunks() -> dict[str, object]:
         "scores": dict.fromkeys((NONE, HEAD), Tile(64, 0, CompileOptions(2, 2))),
         "walk": {
             64: Tile(64, 64, CompileOptions(4, 3)),
-            128: Tile(128, 64, CompileOptions(4, 3)),
+            128: Tile(128, 64, CompileOptions(4, 4)),
             256: Tile(256, 64, CompileOptions(4, 2)),
         },
         "few_programs": 264,
@@ -96,6 +96,14 @@ class ChunkFactors(NamedTuple):
     """Likewise keys times the decay from the start of the chunk."""
     k_out: Tensor | None
     """Likewise keys times beta and the decay to the end of the chunk."""
+    prefix: Tensor | None
+    """With a decay of a head and a gradient, the sum of the log-decays from the start of the chunk up to each position,
+    [B, H, T], float32."""
+    suffix: Tensor | None
+    """Likewise from after each position to the end of the chunk."""
+    reach: Tensor | None
+    """With a decay of a head, where time is cut into segments, this bounds what a chunk keeps of a state,
+    as a logarithm, [B, H, chunks], float32 (see segments.py)."""
     steep: Tensor | None
     """With a decay of a channel, this is 1 for every chunk that is factored by a tree, and 0 for one that is factored
     about its middle, [B, H, chunks], int32."""
@@ -106,6 +114,11 @@ class ChunkFactors(NamedTuple):
     """This one holds the scores of keys that are read with the keys of `plain` at earlier positions, [B, T, H, C]."""
     plain_out: Tensor | None = None
     """This one holds the keys of `plain` times the decay to the end of the chunk, [B, T, H, K]."""
+
+    @property
+    def kind(self) -> int:
+        """The kind of decay."""
+        return CHANNEL if self.k_out is not None else NONE if self.row_in is None else HEAD
 
 
 def walk_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool = True, plain: bool = False) -> Tile:

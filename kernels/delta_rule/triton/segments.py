@@ -9,6 +9,12 @@ which it multiplies the state at its start. The first segment starts from the gi
 follows for one segment after the other (`_starts_kernel`), and a second walk starts all segments from these states. For
 the gradients of the states the segments count from the end of time, and the matrices are the transposes of the same
 T_s, so that the walk back finds no matrices of its own.
+
+With a decay of a head, what a segment keeps of the state at its start often vanishes. `_factors_kernel` bounds the
+norm of the matrix of every chunk, a product of a_t (I - b_t k_t k_t^T), by exp(`reach`), the product of
+a_t max(1, b |k|^2 - 1) with the largest b |k|^2 of the chunk. Where the bounds of a segment multiply to less than half
+a unit in the last place of float32, T_s is taken as zero, no program walks over the columns of its identity, and E_s is
+found from as many of the last chunks (of the first ones for gradients) as this takes.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -16,6 +22,7 @@ T_s, so that the walk back finds no matrices of its own.
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,7 +32,7 @@ from torch import Tensor
 
 from subquad.kernels.delta_rule.triton.plan import Plan, ends_tile, walk_tile
 from subquad.kernels.device import is_hopper
-from subquad.kernels.gated_linear_attention.triton.plan import planned
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -33,6 +40,31 @@ ALL, ENDS, REST = 0, 1, 2
 """A launch of a walk covers all of time (ALL), all segments but the last to find E_s and T_s (ENDS), or all segments
 from the states at their starts (REST)."""
 _ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
+VANISHED = tl.constexpr(-25 * math.log(2))
+"""A factor of at most exp(VANISHED) leaves less of a state than float32 rounds."""
+SCANNED = tl.constexpr(64)
+"""Number of chunks whose bounds are added side by side."""
+
+
+@triton.jit
+def near_chunks(reach, begin, stop, BACK: tl.constexpr):
+    """The number of chunks in [begin, stop) that reach its end (BACK: its start), and whether others are left out.
+
+    reach: the bounds of a head's chunks, or None for all chunks.
+    """
+    num_near, vanishes = stop - begin, False
+    if reach is not None:
+        o_i = tl.arange(0, SCANNED)
+        total = 0.0
+        for i in range(0, stop - begin, SCANNED):
+            o_chunk = begin + i + o_i if BACK else stop - 1 - i - o_i
+            b_reach = tl.load(reach + o_chunk, mask=i + o_i < stop - begin, other=0.0)
+            b_sum = total + tl.cumsum(b_reach, 0)
+            num_near = tl.minimum(num_near, tl.min(tl.where(b_sum <= VANISHED, i + o_i + 1, stop - begin), 0))
+            total += tl.sum(b_reach, 0)
+        vanishes = total <= VANISHED
+        num_near = tl.where(vanishes, num_near, stop - begin)
+    return num_near, vanishes
 
 
 @triton.jit
@@ -100,6 +132,7 @@ def store_last_state(
 def _starts_kernel(
     ends,
     transitions,
+    vanished,
     num_ends,
     num_v,
     K: tl.constexpr,
@@ -113,6 +146,7 @@ def _starts_kernel(
 
     ends: [segments - 1, B, H, V, K], at least two; transitions: [segments - 1, B, H, K, K], rounded to PRECISION, of
     which the first is not read.
+    vanished: [segments - 1, B, H], 1 where a matrix is taken as zero, or None.
     BACK: segments count from the end of time, but in transitions, which are the transposes.
     """
     i_v, i_bh = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
@@ -127,13 +161,17 @@ def _starts_kernel(
     for i in range(1, num_ends):
         i_matrix = num_ends - i if BACK else i
         p_matrix = transitions + (i_matrix * num_bh + i_bh) * K * K
-        # element [k, j] takes the state of key j to key k
-        b_matrix = tl.load(p_matrix + (o_k[:, None] * K + o_k[None, :]), mask=m_pair, other=0.0)
         m_next = m_state & (o_k * 0 + i + 1 < num_ends)[:, None]
         b_next = tl.load(ends + (i + 1) * num_bh * K * V, mask=m_next, other=0.0)
-        b_right = as_operand(b_state, tl.float32, PRECISION)
-        b_state = tl.dot(b_matrix, b_right, b_end, input_precision=PRECISION)
-        tl.store(ends + i * num_bh * K * V, b_state, mask=m_state)
+        is_zero = tl.load(vanished + i_matrix * num_bh + i_bh) if vanished is not None else 0
+        if is_zero == 0:
+            # element [k, j] takes the state of key j to key k
+            b_matrix = tl.load(p_matrix + (o_k[:, None] * K + o_k[None, :]), mask=m_pair, other=0.0)
+            b_right = as_operand(b_state, tl.float32, PRECISION)
+            b_state = tl.dot(b_matrix, b_right, b_end, input_precision=PRECISION)
+            tl.store(ends + i * num_bh * K * V, b_state, mask=m_state)
+        else:
+            b_state = b_end
         b_end = b_next
 
 
@@ -150,13 +188,22 @@ class Segments(NamedTuple):
         return (ALL,) if self.count == 1 else (ENDS, REST)
 
 
+FADED = 512
+"""Number of positions within which the state of a head is expected to vanish; it only decides how time is cut."""
 ENDS_COST = 0.75
 """A chunk takes this share of the matrix products in the walk to the ends of segments, compared with the other walk."""
 
 
 @functools.cache
 def best_segments(
-    num_heads: int, num_chunks: int, most: int, blocks: int, walks: int, ends: tuple[int, int], side_by_side: int
+    num_heads: int,
+    num_chunks: int,
+    most: int,
+    blocks: int,
+    walks: int,
+    ends: tuple[int, int],
+    side_by_side: int,
+    near: int | None = None,
 ) -> Segments:
     """Chooses the number of segments with which the two walks take the fewest chunks one after the other.
 
@@ -166,6 +213,7 @@ def best_segments(
     walks:     number of programs of a walk that run at the same time.
     ends:      blocks of values and of columns of the identity for each head in the walk to the ends of segments.
     side_by_side: number of programs of that walk that run at the same time.
+    near:      the most chunks that one of them walks over; None for those of a segment.
     """
 
     def cost(count: int) -> float:
@@ -175,7 +223,8 @@ def best_segments(
             return num_walked * whole
         values, columns = ends
         num_ends = num_heads * (values * (count - 1) + columns * (count - 2))
-        return num_walked * (whole + ENDS_COST * cdiv(num_ends, side_by_side)) + count
+        num_near = num_walked if near is None else min(near, num_walked)
+        return num_walked * whole + ENDS_COST * num_near * cdiv(num_ends, side_by_side) + count
 
     count = min(range(1, max(1, most) + 1), key=cost)
     num_walked = cdiv(num_chunks, count)
@@ -183,23 +232,25 @@ def best_segments(
 
 
 @planned
-def cut_time(plan: Plan, shape: tuple[int, ...], value_dim: int, by_rows: bool) -> Segments:
+def cut_time(plan: Plan, shape: tuple[int, ...], value_dim: int, kind: int) -> Segments:
     """Returns the segments of the walks over [B, T, H, K], which is `shape`, with values of `value_dim` channels.
 
     There is one segment for packed sequences, where a program has no room for a matrix of so many keys, and where two
     segments would not run at the same time.
 
-    by_rows: no decay is that of a channel.
+    kind: that of the decay. With a decay of a head, states are expected to vanish within FADED positions.
     """
     batch, length, heads, key_dim = shape
     tuning, num_chunks = plan.tuning, plan.num_chunks(length)
     blocks = cdiv(value_dim, walk_tile(plan, key_dim, value_dim).block_v)
     if plan.table is not None or key_dim > 128 or 2 * batch * heads * blocks > tuning.few_programs:
         return Segments(1, num_chunks)
-    tile, side_by_side = ends_tile(plan, key_dim, value_dim, by_rows=by_rows)
-    ends = cdiv(value_dim, tile.block_v), cdiv(key_dim, tile.block_v)
+    tile, side_by_side = ends_tile(plan, key_dim, value_dim, by_rows=kind != CHANNEL)
+    ends, near = (cdiv(value_dim, tile.block_v), cdiv(key_dim, tile.block_v)), None
+    if kind == HEAD:
+        ends, near = (ends[0], 0), cdiv(FADED, plan.chunk)
     most = num_chunks // tuning.min_segment
-    return best_segments(batch * heads, num_chunks, most, blocks, tuning.few_programs, ends, side_by_side)
+    return best_segments(batch * heads, num_chunks, most, blocks, tuning.few_programs, ends, side_by_side, near)
 
 
 def new_ends(segments: Segments, x: Tensor, shape: tuple[int, ...], value_dim: int) -> Tensor | None:
@@ -246,7 +297,13 @@ def _starts_plan(plan: Plan, shape: tuple[int, ...], back: bool) -> LaunchPlan:
 
 
 def segment_starts(
-    plan: Plan, segments: Segments, ends: Tensor | None, transitions: Tensor | None, *, back: bool
+    plan: Plan,
+    segments: Segments,
+    ends: Tensor | None,
+    transitions: Tensor | None,
+    vanished: Tensor | None,
+    *,
+    back: bool,
 ) -> None:
     """Adds to `ends` what segments keep of the states at their starts; see `_starts_kernel`.
 
@@ -254,4 +311,5 @@ def segment_starts(
     """
     if ends is None or transitions is None:
         return
-    launch(_starts_kernel, _starts_plan(plan, ends.shape, back), ends=ends, transitions=transitions)
+    plan_of_starts = _starts_plan(plan, ends.shape, back)
+    launch(_starts_kernel, plan_of_starts, ends=ends, transitions=transitions, vanished=vanished)

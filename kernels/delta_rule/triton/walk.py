@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,6 +15,7 @@ from subquad.kernels.delta_rule.triton.segments import (
     Segments,
     cut_time,
     first_state,
+    near_chunks,
     new_ends,
     new_transitions,
     segment_starts,
@@ -39,6 +41,7 @@ def _walk_kernel(
     row_in,
     row_out,
     k_out,
+    reach,
     plain_scores,
     plain_system,
     plain_out,
@@ -48,6 +51,7 @@ def _walk_kernel(
     ends,
     transitions,
     transposes,
+    vanished,
     first,
     last,
     table,
@@ -88,6 +92,8 @@ def _walk_kernel(
     besides it: v - k_in M becomes -plain_system v - k_in M, plain_scores v is added to o, and plain_out^T v to M.
 
     delta [B, T, H, V] and the states before every chunk [B, H, chunks, V, K] are written where they are given.
+    For ENDS, where `reach` is given, the walk begins at the first chunk that the end of the segment still notices (see
+    segments.py), and vanished [segments - 1, B, H] says where this is not the first one of the segment.
     Everything is transposed: as left operands delta^T and M^T [BV, BK] never leave the registers.
     num_v is the number of blocks of V; for ENDS there are blocks of the identity behind them, whose v is zero, if a
     segment needs its matrix. The first one does not, because it starts from the given state.
@@ -107,7 +113,16 @@ def _walk_kernel(
         i_first = tl.load(bounds + i_b)
         num_own, o_chunks = tl.load(bounds + i_b + 1) - i_first, i_h * num_t
     b_state = first_state(first, ends, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
+    begin, stop = i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)
     if PART == _ENDS:
+        num_near, vanishes = near_chunks(reach + i_bh * num_t if reach is not None else None, begin, stop, False)
+        if reach is not None:
+            if i_v == 0:
+                tl.store(vanished + i_segment * num_bh + i_bh, vanishes.to(tl.int32))
+            if vanishes & (i_v * BV >= V):
+                return
+            b_state = tl.where(vanishes, 0.0, b_state)
+            begin = stop - num_near
         # the blocks behind those of V start from columns of the identity
         b_state += (o_v[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :]).to(tl.float32)
     if table is not None:
@@ -123,7 +138,7 @@ def _walk_kernel(
     dtype = inverse.dtype.element_ty
     BY_ROWS: tl.constexpr = k_out is None
     o_row = (i_b * H + i_h) * T
-    for i in range(i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)):
+    for i in range(begin, stop):
         i_t = i_first + i
         start, end = chunk_span(table, i_t, T, C)
         # loaded first, so that nothing waits for it; decays of channels would take registers until they are used
@@ -249,9 +264,10 @@ def delta_walk(
     factors: ChunkFactors,
     boundary: EndStates,
     keep: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """o [B, T, H, V] in the dtype of v, and for a walk back, which `keep` asks for, delta, the states before all chunks
-    and the transposes of the matrices of the segments, [segments - 1, B, H, K, K] in float32; see `_walk_kernel`.
+    and the transposes of the matrices of the segments, [segments - 1, B, H, K, K] in float32, and which of these are
+    zero and not written; see `_walk_kernel`.
     """
     (batch, length, heads, value_dim), key_dim = v.shape, k.shape[-1]
     shape = batch, length, heads, key_dim
@@ -264,9 +280,12 @@ def delta_walk(
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
-    segments = cut_time(plan, shape, value_dim, by_rows)
+    segments = cut_time(plan, shape, value_dim, factors.kind)
     ends, transitions = new_ends(segments, k, shape, value_dim), new_transitions(segments, k, shape)
     transposes = new_transitions(segments, k, shape) if keep else None
+    vanished = None
+    if factors.reach is not None:
+        vanished = k.new_empty((segments.count - 1, batch, heads), dtype=torch.int32)
     first, last = boundary
     strides = q.stride(), k.stride(), v.stride()
     for part in segments.parts:
@@ -284,6 +303,7 @@ def delta_walk(
             row_in=factors.row_in,
             row_out=factors.row_out,
             k_out=factors.k_out,
+            reach=None if writes else factors.reach,
             plain_scores=factors.plain_scores if writes else None,
             plain_system=factors.plain_system,
             plain_out=factors.plain_out,
@@ -293,11 +313,12 @@ def delta_walk(
             ends=ends,
             transitions=transitions,
             transposes=transposes,
+            vanished=None if writes else vanished,
             first=first,
             last=last if writes else None,
             table=plan.table,
             bounds=plan.bounds,
         )
         if part == ENDS:
-            segment_starts(plan, segments, ends, transitions, back=False)
-    return o, delta, states, transposes
+            segment_starts(plan, segments, ends, transitions, vanished, back=False)
+    return o, delta, states, transposes, vanished

@@ -20,10 +20,10 @@ ALL_KINDS = (NONE, HEAD, CHANNEL)
 def default_tuning() -> dict[str, object]:
     """Fields of `Tuning` that differ from those of gated linear attention, measured on an H200 at K 128, V 128.
 
-    `scores` are the tiles of `_factors_kernel`, `walk` those of both walks, `grads` those of `_grads_kernel`,
-    `_plain_grads_kernel` and, but for its keys, `_pairs_kernel`; `states` and `read` are not used. `few_programs` is
-    the number of programs of a walk that run at the same time, and `enough_programs` that of the walk to the ends of
-    segments where no decay is that of a channel, on 132 multiprocessors.
+    `scores` are the tiles of `_factors_kernel`, `walk` those of both walks, `grads` those of `_row_grads_kernel`,
+    `_grads_kernel`, `_plain_grads_kernel` and, but for its keys, `_pairs_kernel`; `states` and `read` are not used.
+    `few_programs` is the number of programs of a walk that run at the same time, and `enough_programs` that of the walk
+    to the ends of segments where no decay is that of a channel, on 132 multiprocessors.
     """
     grads = Tile(64, 64, CompileOptions(4, 2))
     return {

@@ -118,14 +118,14 @@ class Operator:
         """The calls of `once` of implementations that compile something."""
         return [call for call in self.once() if call.implementation.cold_start]
 
-    def tiny(self) -> list[Call]:
+    def tiny(self, shapes: int | None = 1) -> list[Call]:
         """The calls of `once` on a single sequence of a few positions."""
         small = {"B": 1, "T": TINY}
         found = [
             replace(
                 call, shape={k: min(v, small.get(k, v)) if isinstance(v, int) else v for k, v in call.shape.items()}
             )
-            for call in self.once(1)
+            for call in self.once(shapes)
         ]
         return [call for call in found if "P" not in call.shape]
 

@@ -134,10 +134,7 @@ def _in(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def calls_repeat_and_leave_their_inputs_alone(operator: Operator) -> None:
-    """A call repeats its results in every bit, gradients too, and changes none of its inputs.
-
-    Where no gradient is recorded, which many operators compute by another path, it has the same results.
-    """
+    """A call repeats its results in every bit, gradients too, and changes none of its inputs."""
     # PyTorch's own kernels need not repeat on a GPU
     for call in operator.tiny() if operator.device == "cpu" else operator.compiled_calls():
         given, runs = operator.rounded(call), []
@@ -149,11 +146,21 @@ def calls_repeat_and_leave_their_inputs_alone(operator: Operator) -> None:
                 same = not isinstance(given[name], Tensor) or torch.equal(leaves[name].detach(), given[name])
                 assert same, f"{call}: the call has changed its input {name}"
         assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True)), f"{call}: two runs differ"
-        leaves = {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}
-        with torch.no_grad():
-            unrecorded = outputs_of(operator.function(call)(**leaves))
-        found = {f"{call} without gradients: output {i}": x for i, x in enumerate(unrecorded)}
-        _assert_similar(found, dict(zip(found, (x.cpu() for x in runs[0]), strict=False)))
+
+
+def results_need_no_gradients(operator: Operator) -> None:
+    """Results are the same where no gradient is recorded, which many operators compute by another path."""
+    for call in operator.tiny(None) if operator.device == "cpu" else operator.compiled_calls():
+        given, op = operator.rounded(call), operator.function(call)
+        names, runs = _to_differentiate(operator, given), []
+        for recorded in (False, True):
+            leaves = {name: x.clone() if isinstance(x, Tensor) else x for name, x in given.items()}
+            for name in names if recorded else ():
+                leaves[name].requires_grad_()
+            with torch.set_grad_enabled(recorded):
+                runs.append([x.detach() for x in outputs_of(op(**leaves))])
+        found = {f"{call} without gradients: output {i}": x for i, x in enumerate(runs[0])}
+        _assert_similar(found, dict(zip(found, (x.cpu() for x in runs[1]), strict=True)))
 
 
 def parts_equal_the_whole(operator: Operator) -> None:
@@ -433,6 +440,7 @@ LAWS: tuple[Callable[[Operator], None], ...] = (
     parts_equal_the_whole,
     few_elements_are_enough,
     calls_repeat_and_leave_their_inputs_alone,
+    results_need_no_gradients,
     outputs_have_gradients_of_their_own,
     second_derivatives_are_right_or_refused,
     steps_have_gradients,

@@ -239,7 +239,7 @@ def test_a_plugin_is_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     for arguments, code, words in (
         (["toy", "--plugin", str(path)], 1, "broken  Later inputs change no earlier output by more than rounding"),
-        (["soft_cap", "--plugin", "examples/my_kernel.py"], 0, "soft_cap obeys all 6 laws"),
+        (["soft_cap", "--plugin", "examples/my_kernel.py"], 0, "soft_cap obeys all 7 laws"),
         (["rotary", "--set", "x=1"], 2, "--set: an operator has no settings"),
     ):
         with pytest.raises(SystemExit) as end:

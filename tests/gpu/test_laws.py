@@ -36,7 +36,7 @@ def test_calls_of_real_size_repeat_and_may_be_recorded(name):
 
 
 TAKEN = ["causal_conv1d", "cauchy", "lti_ssm_step", "norm", "rotated_keys", "rwkv6_inputs", "rwkv7_inputs", "slstm"]
-TAKEN += ["swiglu", "token_shift"]
+TAKEN += ["ssd", "ssd_steps", "swiglu", "token_shift"]
 """Operators whose kernels are faster than plain PyTorch at any size."""
 
 

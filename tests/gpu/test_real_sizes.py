@@ -52,6 +52,22 @@ BY_A_LOOP = {
     "rotated_keys": shapes(
         "BTHNR", (2, 300, 16, 128, 32), (3, 70, 5, 64, 16), (1, 130, 3, 37, 9), (70, 1, 2, 16, 8), (1, 5, 70, 16, 4)
     ),
+    "ssd": [
+        shape | {"rule": rule} | state
+        for shape in shapes(
+            "BTHGKV",
+            (2, 300, 32, 1, 128, 64),
+            (1, 200, 32, 32, 128, 64),
+            (3, 130, 32, 4, 40, 72),
+            (1, 1, 32, 1, 16, 16),
+        )
+        for rule, state in (("euler", {}), ("trapezoid", GIVEN))
+    ],
+    "ssd_steps": [
+        shape | {"rule": rule}
+        for shape in shapes("BTH", (8, 2048, 24), (3, 301, 5), (1, 1, 64), (1, 20000, 130))
+        for rule in ("euler", "trapezoid")
+    ],
     "token_shift": [
         shape | options
         for shape in shapes("BTDU", (2, 300, 2048, 5), (3, 77, 185, 6), (1, 1, 64, 1), (40, 1, 520, 2), (2, 70, 8, 3))
@@ -63,7 +79,13 @@ BY_PYTORCH = {
     "rotary": shapes("BTHK", (2, 2048, 16, 128), (1, 700, 4, 256)) + shapes("BTHK", (130, 9, 3, 6), starts=99),
     "rwkv6_inputs": shapes("BTHK", (8, 2048, 32, 64)),
     "rwkv7_inputs": shapes("BTHK", (8, 2048, 32, 64)),
-    "swiglu": shapes("RF", (16384, 2736), (4099, 77), (1, 8192), (70000, 3)),
+    "ssd": [
+        shape | {"rule": rule}
+        for shape in shapes("BTHGKV", (2, 2048, 24, 1, 128, 64), (1, 2048, 24, 24, 128, 64), (1, 9001, 24, 3, 64, 128))
+        for rule in ("euler", "trapezoid")
+    ],
+    "swiglu": shapes("RF", (16384, 2736), (4099, 77), (1, 8192), (70000, 3))
+    + shapes("RF", (16384, 1536), (4099, 77), halves="apart"),
     "token_shift": [
         {"B": 8, "T": 2048, "D": 1024, "U": uses, "delta": delta} for uses, delta in ((5, "yes"), (6, "no"), (1, "no"))
     ],

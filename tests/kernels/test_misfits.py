@@ -40,7 +40,7 @@ MAY_DIFFER = {
     ("skinny_linear", "norm_weight", 0),
 }  # fmt: skip
 """Axes of inputs that may be longer than others, or may be divided into groups: their sizes are in the table."""
-ANY_RANK = {"cauchy": "residues", "forget_gate": "x", "norm": "x", "squared_relu": "x", "swiglu": "x"}
+ANY_RANK = {"cauchy": "residues", "forget_gate": "x", "norm": "x", "squared_relu": "x", "ssd_steps": "x", "swiglu": "x"}
 """Inputs with any number of leading axes."""
 MAY_BE_COMPLEX = {"A", "B", "C", "initial_state", "state", "residues", "Lambda", "s"}
 

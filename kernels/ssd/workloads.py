@@ -108,7 +108,7 @@ def make_steps(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> 
     inputs = {
         "x": normal(generator, dtype, *of_heads),
         "bias": uniform(generator, wide, -4.0, -1.0, heads),
-        "rate": uniform(generator, wide, 1.0, 16.0, heads),
+        "rate": uniform(generator, dtype, 1.0, 16.0, heads),
     }
     if shape["rule"] == "trapezoid":
         inputs |= {name: normal(generator, dtype, *of_heads) for name in ("rate", "share")}

@@ -104,8 +104,9 @@ class Mamba3(Mixer):
         z, x, B, C, dt, log_decay, write, own, turn = self._parts(u, padding)
         with self._keeping(u) as keep:
             k, q = keep(lambda: rotated_keys(B, C, self.B_bias, self.C_bias, dt, turn, dtype=x.dtype))
-            states = {"return_final_state": True, "recompute": keep is not at_once}
-            y, memory = self.operator(q, k, x, log_decay, write, own, self.D, **states)
+            y, memory = self.operator(
+                q, k, x, log_decay, write, own, self.D, return_final_state=True, recompute=keep is not at_once
+            )
         return self._gated(y, z), (B[:, -1], dt, turn, memory, x[:, -1])
 
     def _gated(self, y: Tensor, z: Tensor) -> Tensor:

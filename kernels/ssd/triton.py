@@ -56,8 +56,8 @@ class SSD(OnceDifferentiable):
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         initial, *tensors = saved(ctx)
-        inputs, kept = tensors[:7], tensors[7:]
-        q, k, v, log_decay, *weights = inputs
+        q, k, v, log_decay, write, own, skip, *kept = tensors
+        inputs, weights = (q, k, v, log_decay, write, own, skip), (write, own, skip)
         if kept:
             states, factors = kept[0], ChunkFactors(*kept[1:])
         else:

@@ -105,7 +105,7 @@ def make_steps(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> 
     """Step sizes of about 0.01 to 0.7. Rates of the trapezoidal rule are raised to `least` in some positions."""
     batch, length, heads = sizes(shape, "BTH")
     wide, of_heads = torch.promote_types(dtype, torch.float32), (batch, length, heads)
-    inputs = {
+    inputs: Inputs = {
         "x": normal(generator, dtype, *of_heads),
         "bias": uniform(generator, wide, -4.0, -1.0, heads),
         "rate": uniform(generator, dtype, 1.0, 16.0, heads),

@@ -36,7 +36,7 @@ class Norm(OnceDifferentiable):
         gate_first: bool,
     ) -> tuple[Tensor, Tensor | None]:
         options = kind, eps, gate_activation, activation, out_dtype, tuning
-        y, values = norm_fwd(x, residual, weight, bias, gate, *options, skip, skip_scale, gate_first)
+        y, values = norm_fwd(x, residual, weight, bias, gate, *options, skip, skip_scale, gate_first=gate_first)
         save(ctx, *values, weight, bias, gate, skip, skip_scale)
         ctx.kind, ctx.gate_activation, ctx.activation, ctx.tuning = kind, gate_activation, activation, tuning
         ctx.gate_first = gate_first
@@ -88,10 +88,12 @@ def norm_triton(
     """y, or (y, x + residual), for arguments whose shapes were checked."""
     gate, _ = gate_rows(gate)
     tensors = (dense(x), dense(residual), dense(weight), dense(bias), gate)
-    skips = dense(skip), dense(skip_scale)
-    options = kind, eps, gate_activation, activation, out_dtype, tuning
-    if needs_gradient(*tensors, *skips):
-        y, total = Norm.apply(*tensors, *skips, *options, gate_first)
+    skip, skip_scale = dense(skip), dense(skip_scale)
+    if needs_gradient(*tensors, skip, skip_scale):
+        options = kind, eps, gate_activation, activation, out_dtype, tuning, gate_first
+        y, total = Norm.apply(*tensors, skip, skip_scale, *options)
     else:
-        y, (total, _, _) = norm_fwd(*tensors, *options, *skips, gate_first)
+        y, (total, _, _) = norm_fwd(
+            *tensors, kind, eps, gate_activation, activation, out_dtype, tuning, skip, skip_scale, gate_first
+        )
     return y if residual is None else (y, total)

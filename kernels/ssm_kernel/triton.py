@@ -447,9 +447,7 @@ class SsmKernel(OnceDifferentiable):
     """`ssm_kernel_fwd` of a length, the tensors and the other fields of a `System`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, length: int, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, *options: float | str | None
-    ) -> Tensor:
+    def forward(ctx: Any, length: int, A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor, *options: Any) -> Tensor:
         save(ctx, A, B, C, dt)
         ctx.options = options
         return ssm_kernel_fwd(System(A, B, C, dt, *options), length)
@@ -477,7 +475,8 @@ def ssm_kernel_triton(
     # dss-exp is another name of zoh
     rule = "zoh" if discretization == "dss-exp" else discretization
     tensors = dense(A), dense(B), dense(C), dense(dt)
-    options = 2.0 if conj_pairs else 1.0, rule, (normalize_over or length) if softmax else None, detach_maximum
+    whole = (normalize_over or length) if softmax else None
+    options: tuple[Any, ...] = (2.0 if conj_pairs else 1.0, rule, whole, detach_maximum)
     if needs_gradient(*tensors):
         taps = SsmKernel.apply(length, *tensors, *options)
     else:

@@ -101,7 +101,8 @@ def _ssd_torch(
     queries = (q * log_decay.exp().unsqueeze(-1)).to(q.dtype)
     first = torch.zeros_like(v[:, :1])
     if initial_state is not None:
-        first = torch.einsum("bhk,bhkv->bhv", queries[:, 0].to(initial_state.dtype), initial_state).unsqueeze(1)
+        # a product of matrices would be rounded under autocast
+        first = (queries[:, :1].unsqueeze(-1) * initial_state.unsqueeze(1)).sum(-2)
     # a query that stands one position early reads the state before its position is written
     early = F.pad(queries[:, 1:], (0, 0, 0, 0, 0, 1))
     before, state = gated_linear_attention(early, keys, v, log_decay, scale=1.0, **states, backend="torch")

@@ -34,9 +34,10 @@ def recomputed_layer(recompute: Recompute, layer: Callable[..., Any], *inputs: A
 def spares(recompute: Recompute, num_bytes: int, x: Tensor) -> bool:
     """Whether `auto` computes results of so many bytes, those of all layers together, again in the backward pass of x.
 
-    Inside `torch.compile` it does not; the compiler decides there.
+    With `layer` it does not: torch applies the innermost hook alone, so all that `Recomputing` does not make again
+    would be kept. Inside `torch.compile` it does not either; the compiler decides there.
     """
-    if recompute == "never" or not x.is_cuda or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if recompute != "auto" or not x.is_cuda or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     return num_bytes > AUTO_SHARE * torch.cuda.get_device_properties(x.device).total_memory
 
@@ -99,7 +100,7 @@ class Recomputing:
     """
 
     def __init__(self) -> None:
-        self._recipes: dict[int, tuple[_Recipe, int]] = {}
+        self._recipes: dict[int, tuple[_Recipe, int, torch.dtype]] = {}
         self._results: list[Any] = []
         self._hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
@@ -122,17 +123,15 @@ class Recomputing:
             covered[memory.data_ptr()] += result.numel() * result.element_size() * result.is_contiguous()
             # results that are part of another tensor share its memory with what `make` does not give
             if covered[memory.data_ptr()] == memory.nbytes():
-                self._recipes[memory.data_ptr()] = recipe, index
+                self._recipes[memory.data_ptr()] = recipe, index, result.dtype
         # while they live, no other tensor has their memory
         self._results.append(made)
         return made
 
     def _pack(self, x: Tensor) -> Any:
-        found = self._recipes.get(x.untyped_storage().data_ptr())
-        if found is None:
-            return x
-        recipe, index = found
-        return recipe.packed(index, x)
+        recipe, index, dtype = self._recipes.get(x.untyped_storage().data_ptr(), (None, 0, None))
+        # strides count elements, so a view in another dtype has no place in the memory of the result
+        return x if recipe is None or x.dtype != dtype else recipe.packed(index, x)
 
     @staticmethod
     def _unpack(packed: Any) -> Tensor:

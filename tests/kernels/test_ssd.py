@@ -67,3 +67,11 @@ def test_gradients_of_parts_of_one_tensor_are_parts_of_one(groups):
     joined = parts_of_one([x.flatten(-2) for x in results[1]])
     assert joined is not None
     assert torch.equal(joined, torch.cat([x.flatten(-2) for x in results[0]], -1))
+
+
+def test_autocast_does_not_round_what_is_read_of_the_initial_state():
+    """A product of matrices would be rounded, in plain PyTorch at the first position alone."""
+    tensors = {name: x.float() if torch.is_tensor(x) else x for name, x in inputs().items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = ssd(**tensors, backend="torch")
+    assert (y - ssd(**tensors, backend="torch")[0]).abs().max() < 1e-5

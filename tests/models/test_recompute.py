@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from subquad.kernels.rotated_keys import rotated_keys
 from subquad.kernels.ssd import ssd
 from subquad.models import MODELS, mamba, mamba3, rwkv7
 from subquad.models.mamba import S6, MambaConfig
-from subquad.models.parts.recompute import Recomputing, at_once
+from subquad.models.parts.recompute import Recomputing, at_once, spares
 from subquad.suite.contracts import TaskSpec
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
@@ -121,6 +122,22 @@ def test_a_part_of_a_result_is_not_kept_either():
     assert torch.equal(found, torch.autograd.grad((y[:, :2] ** 2).sum() + (y[:, 2::2] * y[:, 3::2]).sum(), x)[0])
 
 
+def test_a_result_that_is_read_as_another_dtype_has_the_right_gradient():
+    x = torch.randn(4, 6, requires_grad=True)
+    with Recomputing() as keep:
+        pairs = torch.view_as_complex(keep(lambda: x.sin()).view(4, 3, 2))
+        z = (pairs * pairs.conj()).real.sum()
+        del pairs
+    assert torch.allclose(torch.autograd.grad(z, x)[0], (2 * x).sin())
+
+
+def test_a_layer_that_is_computed_again_keeps_nothing_inside(monkeypatch):
+    """A hook inside that of the layer would keep whatever it does not make again."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1))
+    x = SimpleNamespace(is_cuda=True, device="cuda:0")
+    assert [spares(recompute, 1, x) for recompute in ("auto", "layer", "never")] == [True, False, False]
+
+
 def test_results_side_by_side_in_one_memory_are_not_kept():
     x = torch.randn(4, 6, requires_grad=True)
     with Recomputing() as keep:
@@ -167,6 +184,7 @@ def test_a_mixer_on_ssd_gives_the_same_bits_where_it_computes_again(name, monkey
         monkeypatch.setattr(import_module(f"subquad.models.{name}"), "spares", lambda *_, answer=answer: answer)
         y = layer(u)
         results.append([y, *torch.autograd.grad(y.square().sum(), [u, *layer.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_rwkv7_keeps_neither_mixed_inputs_nor_what_the_delta_rule_reads(monkeypatch):

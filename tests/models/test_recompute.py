@@ -204,13 +204,13 @@ def test_rwkv7_keeps_neither_mixed_inputs_nor_what_the_delta_rule_reads(monkeypa
     monkeypatch.setattr(rwkv7, "delta_rule", rule)
     for mixer in (rwkv7.TimeMix7, rwkv7.ChannelMix7):
         monkeypatch.setattr(mixer, "_mix", mixed)
-    for spares in (False, True):
-        monkeypatch.setattr(rwkv7, "spares", lambda *_, value=spares: value)
+    for answer in (False, True):
+        monkeypatch.setattr(rwkv7, "spares", lambda *_, answer=answer: answer)
         torch.manual_seed(0)
         model = MODELS.load("rwkv7")(num_layers=1, d_model=16, head_dim=8).build(TOKENS)
         alive.clear()
         y = model(torch.arange(8).view(2, 4))
-        if spares:
+        if answer:
             assert [x() for x in alive] == [None] * (6 + 3 + 1)
         y.square().sum().backward()
         results.append([parameter.grad for parameter in model.parameters()])

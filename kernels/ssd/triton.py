@@ -19,7 +19,7 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.gated_linear_attention.triton.autograd import padding
 from subquad.kernels.gated_linear_attention.triton.group_reads import Weights
-from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, group_backward, group_forward
+from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, group_backward, group_forward, group_states
 from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, dense_channels
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.layout import dense
@@ -29,39 +29,41 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | N
 
 
 def _forward(
-    plan: Plan, inputs: Inputs, boundary: EndStates, *, output: bool
-) -> tuple[Tensor | None, Tensor, ChunkFactors]:
+    plan: Plan, initial: Tensor | None, return_final_state: bool, inputs: Inputs
+) -> tuple[Tensor, Tensor | None, Tensor, ChunkFactors]:
+    """y, the final state or None, and what the backward pass needs: the states before every chunk and its factors."""
     q, k, v, log_decay, *weights = inputs
-    dtype = v.dtype if output else None
-    return group_forward(plan, q, k, v, log_decay, boundary=boundary, dtype=dtype, weights=Weights(*weights))
+    final = None
+    if return_final_state:
+        final = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
+    boundary = EndStates(initial, final)
+    y, *kept = group_forward(plan, q, k, v, log_decay, boundary=boundary, dtype=v.dtype, weights=Weights(*weights))
+    return y, final, *kept
 
 
 class SSD(OnceDifferentiable):
-    """(whether states are computed again, memory for the final state, initial state, inputs) to y and the final state.
-
-    Both states may be None.
-    """
+    """(recompute, return_final_state, initial state or None, inputs) to y, and the final state or None."""
 
     @staticmethod
     def forward(
-        ctx: Any, recompute: bool, final: Tensor | None, initial: Tensor | None, *inputs: Any
+        ctx: Any, recompute: bool, return_final_state: bool, initial: Tensor | None, *inputs: Any
     ) -> tuple[Tensor, Tensor | None]:
         ctx.plan = PLANNER(1.0, *inputs[:3])
-        y, states, factors = _forward(ctx.plan, inputs, EndStates(initial, final), output=True)
+        y, final, states, factors = _forward(ctx.plan, initial, return_final_state, inputs)
         save(ctx, initial, *inputs, *(() if recompute else (states, *factors)))
         ctx.set_materialize_grads(False)
-        assert y is not None
         return y, final
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
         initial, *tensors = saved(ctx)
         q, k, v, log_decay, write, own, skip, *kept = tensors
-        inputs, weights = (q, k, v, log_decay, write, own, skip), (write, own, skip)
+        weights = Weights(write, own, skip)
         if kept:
             states, factors = kept[0], ChunkFactors(*kept[1:])
         else:
-            _, states, factors = _forward(ctx.plan, inputs, EndStates(initial, None), output=False)
+            boundary = EndStates(initial, None)
+            states, factors = group_states(ctx.plan, q, k, v, log_decay, boundary=boundary, write=write)
         dinitial = None if initial is None else torch.empty_like(initial)
         dq, dk, dv, dg, dweights = group_backward(
             ctx.plan,
@@ -74,7 +76,7 @@ class SSD(OnceDifferentiable):
             factors=factors,
             boundary=EndStates(dense(dfinal), dinitial),
             dtypes=GradDtypes(q.dtype, k.dtype, v.dtype, log_decay.dtype if ctx.needs_input_grad[6] else None),
-            weights=Weights(*weights),
+            weights=weights,
         )
         of_weights = (None if d is None else d.to(w.dtype) for d, w in zip(dweights, weights, strict=True))
         return None, None, dinitial, dq, dk, dv, dg, *of_weights
@@ -100,14 +102,11 @@ def ssd_triton(
         if initial_state is not None:
             initial_state = F.pad(initial_state, (0, more_values, 0, more_keys))
     inputs = dense_channels(q), dense_channels(k), dense_channels(v), log_decay, write, own, dense(skip)
-    initial_state, final = dense(initial_state), None
-    if return_final_state:
-        final = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
+    initial_state = dense(initial_state)
     if needs_gradient(initial_state, *inputs):
-        y, state = SSD.apply(recompute, final, initial_state, *inputs)
+        y, state = SSD.apply(recompute, return_final_state, initial_state, *inputs)
     else:
-        plan = PLANNER(1.0, *inputs[:3])
-        y, state = _forward(plan, inputs, EndStates(initial_state, final), output=True)[0], final
+        y, state, *_ = _forward(PLANNER(1.0, *inputs[:3]), initial_state, return_final_state, inputs)
     if more_keys or more_values:
         y = y[..., :value_dim]
         state = None if state is None else state[..., :key_dim, :value_dim].contiguous()

@@ -75,3 +75,13 @@ def test_autocast_does_not_round_what_is_read_of_the_initial_state():
     with torch.autocast("cpu", torch.bfloat16):
         y, _ = ssd(**tensors, backend="torch")
     assert (y - ssd(**tensors, backend="torch")[0]).abs().max() < 1e-5
+
+
+def test_a_recorded_final_state_may_be_changed_in_place():
+    """As that of gated linear attention; torch refuses it for a view of an argument."""
+    tensors = {name: x.to(DEVICE, torch.float32) if torch.is_tensor(x) else x for name, x in inputs().items()}
+    tensors["v"].requires_grad_()
+    _, state = ssd(**tensors, backend="triton")
+    (expected,) = torch.autograd.grad(state.square().sum(), tensors["v"], retain_graph=True)
+    (found,) = torch.autograd.grad(state.mul_(2).square().sum() / 4, tensors["v"])
+    torch.testing.assert_close(found, expected)

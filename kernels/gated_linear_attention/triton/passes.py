@@ -63,9 +63,7 @@ def forward(
     """
     kind = decay_kind(g)
     if q.shape[2] != v.shape[2]:
-        o, states, factors = group_forward(plan, q, k, v, g, boundary=boundary, dtype=dtype)
-        assert o is not None
-        return o, states, factors
+        return group_forward(plan, q, k, v, g, boundary=boundary, dtype=dtype)
     if g is not None and on_value and kind == CHANNEL:
         factors = gla_scores(plan, None, v, g) if known.k_out is None else known
         assert factors.k_out is not None
@@ -87,6 +85,15 @@ def forward(
     return o, states, factors
 
 
+def group_states(
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *, boundary: EndStates, write: Tensor | None = None
+) -> tuple[Tensor, ChunkFactors]:
+    """What `group_backward` needs of `group_forward`: the states before every chunk and the factors of the chunks."""
+    factors = gla_group_scores(plan, q, k, g, v.shape[2], write)
+    rows, decay = factors.k_out, factors.decay
+    return gla_states(plan, decay_kind(g), x=k, y=v, rows=rows, decay=decay, boundary=boundary, reverse=False), factors
+
+
 def group_forward(
     plan: Plan,
     q: Tensor,
@@ -95,19 +102,15 @@ def group_forward(
     g: Tensor | None,
     *,
     boundary: EndStates,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype,
     weights: Weights = NO_WEIGHTS,
-) -> tuple[Tensor | None, Tensor, ChunkFactors]:
-    """`forward` for q and k [B, T, G, K] with a decay of a head or none; o is None where it has no dtype.
+) -> tuple[Tensor, Tensor, ChunkFactors]:
+    """`forward` for q and k [B, T, G, K] with a decay of a head or none.
 
     weights: those of `group_reads`, which need decays.
     """
-    kind = decay_kind(g)
-    factors = gla_group_scores(plan, q, k, g, v.shape[2], weights.write)
-    states = gla_states(plan, kind, x=k, y=v, rows=factors.k_out, decay=factors.decay, boundary=boundary, reverse=False)
-    if dtype is None:
-        return None, states, factors
-    o = gla_group_read(plan, kind, q=q, v=v, factors=factors, states=states, dtype=dtype, weights=weights)
+    states, factors = group_states(plan, q, k, v, g, boundary=boundary, write=weights.write)
+    o = gla_group_read(plan, decay_kind(g), q=q, v=v, factors=factors, states=states, dtype=dtype, weights=weights)
     return o, states, factors
 
 

@@ -17,7 +17,9 @@ Departures: there is one group of heads, the default of the code; step sizes hav
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,12 +94,8 @@ class Mamba2(FusedStepMixer):
 
     def forward(self, u: Tensor) -> Tensor:
         z, inputs, dt = split_linear(self.in_proj, u, self.sizes)
-
-        def convolve() -> Tensor:
-            convolved = causal_conv1d(inputs, self.conv_weight, self.conv_bias, activation="silu")
-            assert isinstance(convolved, Tensor)
-            return convolved
-
+        taps = self.conv_weight, self.conv_bias
+        convolve: Callable[[], Any] = partial(causal_conv1d, inputs, *taps, activation="silu")
         # without `keep` the operator keeps what it reads and its states, and the last map its input
         num_bytes = self.num_layers * (2 * inputs.numel() + z.numel()) * z.element_size()
         if not spares(self.recompute, num_bytes, u):

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ from subquad.models.mamba2 import HeadsConfig
 from subquad.models.parts.casts import as_autocast, at_least_float32
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import step_bias
-from subquad.models.parts.linear import ResidualLinear, split_linear
+from subquad.models.parts.linear import ResidualLinear, linear_behind, split_linear
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
 from subquad.models.parts.recompute import Recomputing, at_once, spares
@@ -103,7 +104,7 @@ class Mamba3(Mixer):
         """y [B, T, D] of u [B, T, D]; the last norm of B, all dt and pi tanh(w), and the last S and x."""
         z, x, B, C, dt, log_decay, write, own, turn = self._parts(u, padding)
         with self._keeping(u) as keep:
-            k, q = keep(lambda: rotated_keys(B, C, self.B_bias, self.C_bias, dt, turn, dtype=x.dtype))
+            k, q = keep(partial(rotated_keys, B, C, self.B_bias, self.C_bias, dt, turn, dtype=x.dtype))
             y, memory = self.operator(
                 q, k, x, log_decay, write, own, self.D, return_final_state=True, recompute=keep is not at_once
             )
@@ -111,10 +112,7 @@ class Mamba3(Mixer):
 
     def _gated(self, y: Tensor, z: Tensor) -> Tensor:
         """W_out of y [..., H, P] times silu(z [..., H P])."""
-        y, weight = y.flatten(-2), self.out.weight
-        if y.dtype == z.dtype == weight.dtype != torch.float32:
-            return swiglu(z, weight, up=y)
-        return self.out(swiglu(z, up=y.to(z.dtype)))
+        return linear_behind(partial(swiglu, up=y.flatten(-2).to(z.dtype)), self.out, z)
 
     def _keeping(self, u: Tensor) -> AbstractContextManager[Any]:
         """`Recomputing` where keys, queries and states of all layers would take much memory, or `at_once`."""
@@ -147,7 +145,7 @@ class Mamba3(Mixer):
         keys = k * now.unsqueeze(-1)
         o, memory = gated_linear_attention_step(q, keys, wide, log_decay, memory, scale=1.0, in_place=True)
         y = o + at_least_float32(self.D).unsqueeze(-1) * wide
-        return self._gated(y.to(z.dtype), z), (angle, memory, k, wide)
+        return self._gated(y, z), (angle, memory, k, wide)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
         y, (B, dt, turn, memory, last_x) = self._sequence(x, padding)

@@ -123,8 +123,10 @@ def causal_conv1d_heads(
         assert isinstance(y, Tensor)
         parts = zip(y.split(sizes, -1), heads, strict=True)
         results = tuple(part.unflatten(-1, shape) for part, shape in parts)
-        units = (norm(part, None, kind="l2", eps=eps, backend=backend) for part in results[:num_unit])
-        results = (*units, *results[num_unit:])
+        # a batch of no rows has nothing to normalise, which `norm` refuses
+        if x.shape[0]:
+            units = (norm(part, None, kind="l2", eps=eps, backend=backend) for part in results[:num_unit])
+            results = (*units, *results[num_unit:])
     if not return_final_state:
         return results
     past = weight.shape[1] - 1

@@ -26,9 +26,15 @@ BLOCK = 2048
 
 
 @triton.jit
+def _positive(b_x):
+    """max(x, 0) in float32, where NaN stays NaN."""
+    return tl.maximum(b_x.to(tl.float32), 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _squared_relu_fwd_kernel(x, y, N, BLOCK: tl.constexpr):
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b_r = tl.maximum(tl.load(x + o, mask=o < N, other=0.0).to(tl.float32), 0.0)
+    b_r = _positive(tl.load(x + o, mask=o < N, other=0.0))
     tl.store(y + o, (b_r * b_r).to(y.dtype.element_ty), mask=o < N)
 
 
@@ -36,7 +42,7 @@ def _squared_relu_fwd_kernel(x, y, N, BLOCK: tl.constexpr):
 def _squared_relu_bwd_kernel(x, dy, dx, y, N, BLOCK: tl.constexpr):
     """dx and, unless it is None, y."""
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b_r = tl.maximum(tl.load(x + o, mask=o < N, other=0.0).to(tl.float32), 0.0)
+    b_r = _positive(tl.load(x + o, mask=o < N, other=0.0))
     b_dy = tl.load(dy + o, mask=o < N, other=0.0).to(tl.float32)
     tl.store(dx + o, (2.0 * b_r * b_dy).to(dx.dtype.element_ty), mask=o < N)
     if y is not None:

@@ -7,9 +7,8 @@ With g, u the halves of x and σ the logistic function:
 In front of a linear map the backward pass also writes y, which the gradient of the weight reads; only x is kept.
 
 Layout: x [R, 2 F] and y [R, F], dense, where R counts all axes but the last; a gate and an up [R, F] may have rows at
-any distance. float32: everything between a load and a
-store. Bytes: 3 elements for each of R F forward, 5 backward and 6 with y. FLOPs: about 5 forward and 10 backward, and
-one exponential. Deterministic.
+any distance. float32: everything between a load and a store. Bytes: 3 elements for each of R F forward, 5 backward and
+6 with y. FLOPs: about 5 forward and 10 backward, and one exponential. Deterministic.
 """
 
 from __future__ import annotations

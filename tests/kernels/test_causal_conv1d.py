@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton")
-from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
+from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.causal_conv1d.reference import causal_conv1d_reference
 from subquad.kernels.causal_conv1d.triton import causal_conv1d_triton
 from subquad.kernels.causal_conv1d.triton.plan import TUNING, Tuning
@@ -210,3 +210,12 @@ def test_updates_by_several_steps_equal_the_whole(size, steps):
         parts.append(y.unsqueeze(1) if steps == 1 else y)
     torch.testing.assert_close(torch.cat(parts, 1), whole)
     assert torch.equal(state, final)
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_heads_of_length_one_of_a_batch_without_rows(backend):
+    x, weight = torch.zeros(0, 5, 8, device=DEVICE), torch.ones(8, 3, device=DEVICE, requires_grad=True)
+    q, v, state = causal_conv1d_heads(x, weight, [(2, 2), (1, 4)], num_unit=1, return_final_state=True, backend=backend)
+    assert [tuple(y.shape) for y in (q, v, state)] == [(0, 5, 2, 2), (0, 5, 1, 4), (0, 8, 2)]
+    (q.sum() + v.sum()).backward()
+    assert torch.equal(weight.grad, torch.zeros_like(weight))

@@ -15,6 +15,8 @@ the one whose README quotes it, and without a scale of `paper`. The sources of a
 - `row | column | what`: a cell of the report. `what` is `mean` (the default), `sd`, `median`, `paper`, `seeds` (the
   value of every seed, in the order of the seeds), `count` (number of seeds) or `successes`. Several rows, columns or
   `what` are joined by ` & `; the last one changes first.
+- `row | column | train.lr`: the value of `select.best_of` that a cell shows; no number, so no comparison, until all
+  values of the grid have rows. A `grid.yaml` quotes by it the rates that another of its scales has chosen.
 - `row | column / row | column`: the ratio of two means.
 - `tried row | column`: runs of a cell that succeed at every value of `select.best_of`, in ascending order.
 - `claims`: how many claims hold, fail, are unclear and are not run, in this order.
@@ -299,8 +301,14 @@ class CommittedRows:
         }
         if what == "seeds":
             return list(found.values)
+        select = self.report(experiment, scale).config.select
+        if select is not None and what in select.best_of:
+            # `best of 2 of 3` is not the choice yet
+            chosen = re.search(rf"(?:^|, ){re.escape(what)}=([^,\s]+).*\(best of \d+\)$", found.chosen)
+            return [float(chosen[1])] if chosen else []
         if what not in values:
-            raise ValueError(f"{what!r} is not one of {', '.join([*values, 'seeds'])}")
+            settings = select.best_of if select is not None else ()
+            raise ValueError(f"{what!r} is not one of {', '.join([*values, 'seeds', *settings])}")
         value = values[what]
         if value is None:
             raise ValueError(f"{experiment}, {scale}: {row} | {column} has no {what}")
@@ -400,9 +408,10 @@ def quoted(path: Path, home: Path, source: CommittedRows) -> list[Quote]:
 
 
 def documents(home: Path) -> list[Path]:
-    """The documents that quote numbers: those of the repository, of experiments and of operators."""
+    """The documents that quote numbers: those of the repository, of experiments and of operators, and the grids."""
     folders = ("docs", "kernels", "reports", "results")
-    return [*sorted(home.glob("*.md")), *(path for name in folders for path in sorted((home / name).rglob("*.md")))]
+    pages = (path for name in folders for path in sorted((home / name).rglob("*.md")))
+    return [*sorted(home.glob("*.md")), *pages, *sorted((home / "reports").rglob("grid.yaml"))]
 
 
 def update_documents(reports: Path) -> list[Path]:

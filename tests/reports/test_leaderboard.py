@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from subquad.models import MODELS
+from subquad.reports.render.quotes import read_queries
 from subquad.run_suite import REPOSITORY, WORKLOADS
 from subquad.suite.settings.config import load_experiment
-from subquad.suite.settings.grid import expand
+from subquad.suite.settings.grid import expand, points
 from subquad.suite.settings.resolver import Resolver
 from subquad.tasks import TASKS
 
@@ -75,6 +77,30 @@ def test_all_networks_of_equal_minutes_have_as_many_parameters(scale, parameters
             network = run.model.build(run.task.spec)
         count = sum(parameter.numel() for parameter in network.parameters())
         assert count == pytest.approx(parameters, rel=0.025), run.title
+
+
+def test_every_scale_of_equal_minutes_has_the_rate_of_the_mixer_and_tries_it_at_rates():
+    """A rate that an axis overrides, a second number for one mixer, or one with digits cut off would be found here."""
+    folder = REPORTS / "leaderboard/minutes"
+    grid = load_experiment(folder / "grid.yaml")
+    rates = {}
+    for scale in ("paper", "60m", "bpe", "local", "rates"):
+        for point in points(grid, scale):
+            rates.setdefault(scale, {}).setdefault(point["model.name"], set()).add(point["train.lr"])
+    stated = {
+        key: {float(rate)}
+        for key, rate in re.findall(r"&(\S+) (\S+?)}?  # <!--= \1 -->", (folder / "grid.yaml").read_text())
+    }
+    assert stated.keys() == {row["model.name"] for row in grid.table.rows.values()}
+    tried = rates.pop("rates")
+    for scale, found in rates.items():
+        # a plugin has no line of its own
+        assert {name: rate for name, rate in found.items() if name != "plugins"} == stated, scale
+    assert all(len(tried[name]) > 1 and rate <= tried[name] for name, rate in stated.items())
+    queries = read_queries(folder / "quotes.csv")
+    assert {key: query.sources for key, query in queries.items()} == {
+        row["model.name"]: f"{label} | T=1024 | train.lr" for label, row in grid.table.rows.items()
+    }
 
 
 def test_an_experiment_that_reads_anothers_rows_runs_and_shows_those(tmp_path):

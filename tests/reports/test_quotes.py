@@ -13,6 +13,8 @@ from subquad.reports.render.quotes import (
     CODE,
     NUMBER,
     QUOTE,
+    CommittedRows,
+    Query,
     Quote,
     documents,
     queries_of,
@@ -24,6 +26,7 @@ from subquad.reports.render.quotes import (
 )
 from tests.reports.committed import HOME
 from tests.reports.committed import ROWS as SOURCE
+from tests.reports.made import swept, three
 
 
 class Rows:
@@ -132,6 +135,24 @@ def test_a_quoted_speed_is_of_the_device_that_is_named_or_else_of_the_one_with_t
 def test_a_quote_with_too_few_or_too_many_parts_is_refused(query, read):
     with pytest.raises(ValueError, match="parts between bars"):
         read("1.0<!--= 1 -->", query)
+
+
+def test_a_grid_has_the_rate_that_was_chosen_once_all_rates_have_rows(make, monkeypatch):
+    good, bad = (
+        three(values=(score, score, score), valid={100: score}, train={"lr": lr})
+        for score, lr in ((0.9, 1e-3), (0.8, 1e-4))
+    )
+    line = "- {model.name: h3, train.lr: &h3 0.0005}  # <!--= h3 -->\n"
+    queries = {"h3": Query("h3/table2", "paper", "H3 | AR | train.lr")}
+    source = CommittedRows(HOME / "results", {})
+    written = {}
+    for name, runs in {"none": [], "one": good, "both": good + bad}.items():
+        report = make(*runs, config=swept())
+        monkeypatch.setattr(source, "report", lambda *_, report=report: report)
+        written[name] = updated(line, quotes(line, queries, source))
+    assert written == {"none": line, "one": line, "both": line.replace("0.0005", "0.0010")}
+    with pytest.raises(ValueError, match=r"'train.lrr' is not one of .*train.lr"):
+        source.cell("h3/table2", "paper", "H3", "AR", "train.lrr")
 
 
 def test_no_document_is_written_if_one_has_a_quote_without_a_source(tmp_path, monkeypatch):

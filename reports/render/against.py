@@ -7,6 +7,7 @@ be needed where four suffice. The interval has the differences that the test, wi
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ def _line(report: Report, pair: tuple[Cell, Cell], corrected: float | None) -> t
     verdict, p, span = "too few seeds", DASH, DASH
     if corrected is not None:
         better = (difference < 0) == smaller_is_better(report.spec.of(ours.column, "metric"))
-        verdict = ("better" if better else "worse") if corrected <= ALPHA else "unclear"
+        verdict = ("better" if better else "worse") if corrected <= ALPHA else "tie"
         p = f"{permutation_p(*_values(pair)):.3f}"
         low, high = interval(*_values(pair))
         span = f"[{fixed(low, report.decimals, sign=True)}, {fixed(high, report.decimals, sign=True)}]"
@@ -103,12 +104,21 @@ def _notes(report: Report, pairs: Sequence[tuple[Cell, Cell]], tested: Sequence[
     marks = {mark for pair in pairs for cell in pair for mark in cell.marks}
     notes = [note for note in report.notes if note.partition(" ")[0] in marks]
     notes.append("p: permutation test on the difference of the means over seeds; interval: differences that it allows")
-    notes.append(f"p (Holm): corrected for {len(tested)} comparisons; better and worse: not above {ALPHA}")
+    notes.append(
+        f"p (Holm): corrected for {len(tested)} comparisons; better and worse: not above {ALPHA}; "
+        "tie: the seeds do not tell the rows apart, which does not make them equal"
+    )
     if not pairs:
         notes.append("no row has values in a column where the other one has; `run` makes them")
+    enough = next(n for n in itertools.count(2) if smallest_p(n, n) * len(pairs) <= ALPHA)
     if len(tested) < len(pairs):
-        notes.append(f"too few seeds: no outcome could have p below {ALPHA}, which takes 4 seeds on both sides")
+        notes.append(
+            f"too few seeds: no outcome could have p below {ALPHA}, which takes 4 seeds on both sides"
+            + f", and {enough} for all {len(pairs)} comparisons" * (enough > 4)
+        )
     least = min((smallest_p(*map(len, _values(pair))) for pair in tested), default=math.inf)
     if tested and least * len(tested) > ALPHA:
-        notes.append("so many comparisons of so few seeds can tell no rows apart: name fewer rows, or run more seeds")
+        notes.append(
+            f"so many comparisons of so few seeds can tell no rows apart: name fewer rows, or run {enough} seeds"
+        )
     return notes

@@ -28,7 +28,7 @@ def line(document) -> dict[str, str]:
     [
         ((0.97, 0.98, 0.99, 1.0), "better"),
         ((0.80, 0.82, 0.84, 0.86), "worse"),
-        ((0.91, 0.93, 0.95, 0.97), "unclear"),
+        ((0.91, 0.93, 0.95, 0.97), "tie"),
         ((0.97, 0.98, 0.99), "too few seeds"),
     ],
 )
@@ -71,10 +71,23 @@ def test_p_is_corrected_for_the_number_of_comparisons(make):
     ]
     document = against(make(*runs), "S4D")
     first, second = (dict(zip(document.grids[0].header, texts, strict=True)) for texts in document.grids[0].lines)
-    assert (second["p"], second["p (Holm)"], second["verdict"]) == ("0.029", "0.057", "unclear")
+    assert (second["p"], second["p (Holm)"], second["verdict"]) == ("0.029", "0.057", "tie")
     assert first["p"] == "1.000"
-    assert any("name fewer rows, or run more seeds" in text for text in document.notes)
+    assert any("name fewer rows, or run 5 seeds" in text for text in document.notes)
     assert "p (Holm)" in str(render(document, "md"))
+
+
+def test_a_note_says_how_many_seeds_can_decide_all_comparisons(make):
+    """Four decide one comparison (2 of 70 outcomes), and not two of them."""
+    few = [
+        make_run(name, task, seed, 0.5)
+        for name in ("h3", "s4d")
+        for task in ("induction-heads", "associative-recall")
+        for seed in range(3)
+    ]
+    assert any(
+        "4 seeds on both sides, and 5 for all 2 comparisons" in text for text in against(make(*few), "S4D").notes
+    )
 
 
 def test_a_row_that_is_not_there_is_an_error(make):

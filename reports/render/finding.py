@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from subquad.reports.render.document import EPOCH_ON_TEST, REDUCED, SELECTED_ON_TEST, STAND_IN
 from subquad.reports.render.judge import Cell
 from subquad.reports.render.report import Report
+from subquad.reports.render.selection import training_times
 from subquad.suite.metrics import smaller_is_better
 
 STRICTNESS = (90.0, 95.0, 99.0)
@@ -155,9 +156,12 @@ def caption(report: Report) -> str:
         on_test = any(SELECTED_ON_TEST in cell.marks for cell in measured)
         rows = ", which are the test rows" if on_test and select.split != "test" else ""
         by = select.by.replace("_", " ")
-        parts.append(f"Best {names} of up to {tried} by {by} on {split}{rows}.")
+        # of one value there is no best
+        parts += [f"Best {names} of up to {tried} by {by} on {split}{rows}."] * (tried > 1)
     if any(EPOCH_ON_TEST in cell.marks for cell in measured):
         parts.append("Best epoch, chosen on the test rows.")
+    if times := training_times(report.runs):
+        parts.append(f"Each run trained for {times}.")
     devices = devices_of(report)
     if devices:
         parts.append(f"Measured on {' and '.join(devices)}.")

@@ -43,7 +43,7 @@ from subquad.reports.render.judge import (
 )
 from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
 from subquad.reports.render.rows import StoredRun, as_rows, load_runs
-from subquad.reports.render.selection import Settled, select_runs
+from subquad.reports.render.selection import Settled, select_runs, training_times
 from subquad.suite.environment import CALL
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_defaults, lookup
@@ -313,8 +313,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
             "a value is the median of raw samples, without the digits that their spread leaves open; spread: half the "
             "distance between their quartiles, over the median"
         )
-    if budgets := sorted({seconds for run in runs if (seconds := lookup(run.config, "train.budget.seconds"))}):
-        times = " or ".join(f"{seconds:g} s" for seconds in budgets)
+    if times := training_times(runs):
         devices = ", ".join(sorted({run.device for run in runs}))
         notes.append(f"each run trained for {times}, so the values hold for {devices} alone")
     if NOISY in used:

@@ -207,6 +207,12 @@ def is_of_one_device(run: StoredRun) -> bool:
     return lookup(run.config, "train.budget.seconds") is not None
 
 
+def training_times(runs: Sequence[StoredRun]) -> str:
+    """The times that runs trained for, as in `180 s`; empty where they had other budgets."""
+    found = {lookup(run.config, "train.budget.seconds") for run in runs} - {None}
+    return " or ".join(f"{seconds:g} s" for seconds in sorted(found))
+
+
 def one_device(runs: Sequence[StoredRun]) -> tuple[list[StoredRun], int]:
     """The runs of the device that the newest run used, and how many runs are of others.
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from subquad.reports.render import build, render
+from subquad.reports.render.finding import words_of
 from subquad.reports.render.plan import matches, slice_part
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import same
@@ -76,6 +77,9 @@ def test_runs_that_trained_for_a_time_are_never_averaged_over_devices(make):
     assert cell(report, "H3", "AR").num_seeds == 3
     assert note(report, "left out") == "left out: 2 runs on another device than that of the newest run"
     assert note(report, "each run") == "each run trained for 180 s, so the values hold for NVIDIA H200 alone"
+    assert words_of(report).note.startswith(
+        "3 seeds in each cell. Each run trained for 180 s. Measured on NVIDIA H200."
+    )
 
 
 def test_the_newest_setting_is_that_of_the_newest_run(make):
@@ -124,6 +128,8 @@ def test_the_best_value_is_chosen_on_validation_and_not_on_test(make):
 def test_a_cell_says_of_how_many_values_it_is_the_best(make):
     report = make(*three(values=(0.9, 0.9, 0.9), valid={100: 0.8}, train={"lr": 1e-3}), config=swept())
     assert cell(report, "H3", "AR").chosen == "train.lr=0.001 (best of 1 of 2)"
+    # a caption that calls it the best of up to one value would praise no choice
+    assert "Best" not in words_of(report).note
 
 
 def test_where_a_value_may_be_enough_one_with_fewer_seeds_is_not_chosen(make):

@@ -274,18 +274,24 @@ def test_segments_walked_side_by_side_equal_the_loop(decay, chunk, count, state,
     equals_the_loop(make_inputs(scaled(290, chunk), decay, state=state, H=heads, K=20, V=20), chunk=chunk, walk=walk)
 
 
-@pytest.mark.parametrize("grows", [False, True])
-def test_segments_leave_out_what_has_faded_and_only_that(grows, monkeypatch):
-    """Three segments of four chunks equal one. States fade within two chunks, and in the second head the last chunk of
-    a segment keeps them; or one key with b = 2.5 makes the state grow by as much as it decays.
-    """
-    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
+def fading_inputs() -> dict:
+    """Twelve chunks of 16. States fade within two of them, and in the second head every fourth chunk keeps them."""
     inputs = make_inputs(12 * 16, "head", K=32, V=32)
     inputs["log_decay"] = 6 * inputs["log_decay"]
     inputs["log_decay"].unflatten(1, (3, 4, 16))[:, :, 3, :, 1] = 0.0
-    if grows:
+    return inputs
+
+
+@pytest.mark.parametrize("beta", [None, 2.5, -0.5])
+def test_segments_leave_out_what_has_faded_and_only_that(beta, monkeypatch):
+    """Three segments of four chunks equal one. States fade; or one key with b = 2.5 or b = -0.5, which multiplies what
+    is held for it by -1.5 or 1.5, makes the state grow by as much as it decays.
+    """
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
+    inputs = fading_inputs()
+    if beta is not None:
         inputs["k"] = inputs["k"][:, :1].expand_as(inputs["k"]).contiguous()
-        inputs["beta"] = torch.full_like(inputs["beta"], 2.5)
+        inputs["beta"] = torch.full_like(inputs["beta"], beta)
         inputs["log_decay"] = torch.full_like(inputs["log_decay"], -0.4)
     found = []
     for cut in (impl.Segments(1, 12), impl.Segments(3, 4)):
@@ -297,6 +303,18 @@ def test_segments_leave_out_what_has_faded_and_only_that(grows, monkeypatch):
         found.append([o, final, *(x.grad for x in leaves.values())])
     for whole, in_segments in zip(*found, strict=True):
         assert relative_error(in_segments.detach(), whole.detach().double())[0] < 1e-4
+
+
+def test_a_key_that_is_nan_does_not_fade(monkeypatch):
+    """A key that is NaN reaches the next segment, though the end of its own one would not notice its chunk."""
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
+    for name in ("walk", "back", "autograd"):
+        monkeypatch.setattr(f"subquad.kernels.delta_rule.triton.{name}.cut_time", lambda *_: impl.Segments(3, 4))
+    inputs = on_device(fading_inputs())
+    inputs["k"][0, 20, 0, 0] = float("nan")
+    o, _ = in_triton(chunk=16)(**inputs)
+    assert o[0, 20:128, 0].isnan().all()
+    assert not o[0, :, 1].isnan().any()
 
 
 @pytest.mark.parametrize(

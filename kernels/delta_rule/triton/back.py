@@ -285,5 +285,5 @@ def delta_back(
             bounds=plan.bounds,
         )
         if part == ENDS:
-            segment_starts(plan, segments, ends, transposes, vanished, back=True)
+            segment_starts(plan, ends, transposes, vanished, back=True)
     return dv, drest, dstates

@@ -326,9 +326,11 @@ def _factors_kernel(
         b_scores = tl.where(o_c[:, None] >= o_c[None, :], b_scores, 0.0) * (scale * b_beta)[None, :]
         b_system *= b_beta[None, :]
         if reach is not None:
-            # the largest beta |k|^2 of the chunk stands for all of its positions; up to 2 a step lengthens no state
-            growth = tl.max(tl.max(tl.where(o_c[:, None] == o_c[None, :], b_system, 0.0), 1), 0) - 1.0
-            tl.store(reach + i_bh * num_t + i_t, tl.sum(b_g_head, 0) + C * tl.log(tl.maximum(growth, 1.0)))
+            # between 0 and 2, beta |k|^2 lengthens no state
+            b_growth = tl.abs(1.0 - tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_system, 0.0), 1))
+            # NaN must stay, where a maximum would drop it, so that no chunk with NaN is taken to fade
+            b_growth = tl.where(b_growth < 1.0, 1.0, b_growth)
+            tl.store(reach + i_bh * num_t + i_t, tl.sum(b_g_head, 0) + tl.sum(tl.log(b_growth), 0))
     b_system = tl.where(o_c[:, None] > o_c[None, :], b_system, 0.0)
     o_dense = o_head * C
     if plain is not None:

@@ -1,4 +1,4 @@
-"""`_grads_kernel`: gradients of q, k, beta and the log-decays of every chunk."""
+"""`_grads_kernel`: gradients of q, k, beta, the log-decays and what else is given, with a decay of a key channel."""
 
 # mypy: disable-error-code="assignment, misc"
 
@@ -99,7 +99,7 @@ def _grads_kernel(
     PRECISION: tl.constexpr,
     STEEP: tl.constexpr,
 ):
-    """dq, dk [C, BK] of one chunk; dbeta, and dg of a decay of a head, are sums over channels, [B, T, H, K / BK].
+    """dq, dk, dg [C, BK] of one chunk; dbeta is a sum over channels, [B, T, H, K / BK].
 
     `_plain_grads_kernel` is launched in its place with the same arguments, so the parameters of both must agree, in
     their names and their order, up to the constexprs LEVELS and STEEP, which only this kernel has.
@@ -118,11 +118,11 @@ def _grads_kernel(
     dwrite = beta dw and dbeta = <write, dw>. Where `plain` is given, dv is the drest of `_back_kernel`, and pairs of
     its keys e with v, which is added under them, are treated as those of w with delta; their parts of dq and dr are
     added.
-    With a decay of a channel dA, dL and the diagonal of dA are read from `ChunkPairs`, and otherwise computed here.
+    dA, dL and the diagonal of dA are read from `ChunkPairs`.
     As in gated linear attention, dg_l is the sum of what passes position l, in which what does not pass it cancels, as
     both sides consist of the same rounded factors; the diagonal of A passes nothing and is left out.
 
-    With a decay of a channel, one launch (STEEP false) takes the chunks that were factored about their middle, and
+    One launch (STEEP false) takes the chunks that were factored about their middle, and
     another (STEEP true) those that were factored by a tree, which `steep` names; `_factors_kernel` gives the reason.
     Where `plain` is given, the first launch is that of `_plain_grads_kernel`.
     """
@@ -341,7 +341,7 @@ def delta_grads(
     q: Tensor,
     k: Tensor,
     beta: Tensor,
-    g: Tensor | None,
+    g: Tensor,
     write: Tensor | None,
     plain: Tensor | None,
     v: Tensor | None,

@@ -12,9 +12,11 @@ T_s, so that the walk back finds no matrices of its own.
 
 With a decay of a head, what a segment keeps of the state at its start often vanishes. `_factors_kernel` bounds the
 norm of the matrix of every chunk, a product of a_t (I - b_t k_t k_t^T), by exp(`reach`), the product of
-a_t max(1, b |k|^2 - 1) with the largest b |k|^2 of the chunk. Where the bounds of a segment multiply to less than half
-a unit in the last place of float32, T_s is taken as zero, no program walks over the columns of its identity, and E_s is
-found from as many of the last chunks (of the first ones for gradients) as this takes.
+a_t max(1, |1 - b_t |k_t|^2|). Where the bounds of a segment multiply to at most exp(VANISHED), half a unit in the last
+place of float32, T_s is taken as zero, no program walks over the columns of its identity, and E_s is found from as many
+of the last chunks (of the first ones for gradients) as this takes. Where b or k is NaN or infinite, so is the bound,
+and nothing of the segment is left out. Later segments leave out a state that is NaN as any other that vanishes; the
+outputs before them show it.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -50,21 +52,17 @@ SCANNED = tl.constexpr(64)
 def near_chunks(reach, begin, stop, BACK: tl.constexpr):
     """The number of chunks in [begin, stop) that reach its end (BACK: its start), and whether others are left out.
 
-    reach: the bounds of a head's chunks, or None for all chunks.
+    reach: the bounds of a head's chunks. One that is NaN compares as false, so that all chunks are near.
     """
-    num_near, vanishes = stop - begin, False
-    if reach is not None:
-        o_i = tl.arange(0, SCANNED)
-        total = 0.0
-        for i in range(0, stop - begin, SCANNED):
-            o_chunk = begin + i + o_i if BACK else stop - 1 - i - o_i
-            b_reach = tl.load(reach + o_chunk, mask=i + o_i < stop - begin, other=0.0)
-            b_sum = total + tl.cumsum(b_reach, 0)
-            num_near = tl.minimum(num_near, tl.min(tl.where(b_sum <= VANISHED, i + o_i + 1, stop - begin), 0))
-            total += tl.sum(b_reach, 0)
-        vanishes = total <= VANISHED
-        num_near = tl.where(vanishes, num_near, stop - begin)
-    return num_near, vanishes
+    num_near, total, o_i = stop - begin, 0.0, tl.arange(0, SCANNED)
+    for i in range(0, stop - begin, SCANNED):
+        o_chunk = begin + i + o_i if BACK else stop - 1 - i - o_i
+        b_reach = tl.load(reach + o_chunk, mask=i + o_i < stop - begin, other=0.0)
+        b_sum = total + tl.cumsum(b_reach, 0)
+        num_near = tl.minimum(num_near, tl.min(tl.where(b_sum <= VANISHED, i + o_i + 1, stop - begin), 0))
+        total += tl.sum(b_reach, 0)
+    vanishes = total <= VANISHED
+    return tl.where(vanishes, num_near, stop - begin), vanishes
 
 
 @triton.jit
@@ -298,7 +296,6 @@ def _starts_plan(plan: Plan, shape: tuple[int, ...], back: bool) -> LaunchPlan:
 
 def segment_starts(
     plan: Plan,
-    segments: Segments,
     ends: Tensor | None,
     transitions: Tensor | None,
     vanished: Tensor | None,

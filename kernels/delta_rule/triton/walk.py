@@ -115,8 +115,8 @@ def _walk_kernel(
     b_state = first_state(first, ends, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
     begin, stop = i_segment * num_walked, tl.minimum((i_segment + 1) * num_walked, num_own)
     if PART == _ENDS:
-        num_near, vanishes = near_chunks(reach + i_bh * num_t if reach is not None else None, begin, stop, False)
         if reach is not None:
+            num_near, vanishes = near_chunks(reach + i_bh * num_t, begin, stop, False)
             if i_v == 0:
                 tl.store(vanished + i_segment * num_bh + i_bh, vanishes.to(tl.int32))
             if vanishes & (i_v * BV >= V):
@@ -320,5 +320,5 @@ def delta_walk(
             bounds=plan.bounds,
         )
         if part == ENDS:
-            segment_starts(plan, segments, ends, transitions, vanished, back=False)
+            segment_starts(plan, ends, transitions, vanished, back=False)
     return o, delta, states, transposes, vanished

@@ -80,8 +80,9 @@ def gated_linear_attention_triton(
     scale = key_dim**-0.5 if scale is None else scale
     if log_decay is not None and log_decay.dim() == 1:
         log_decay = log_decay.expand(*v.shape[:3])
-    if log_decay is not None and log_decay.dim() == 4:
-        # a channel's decays are those of a head, and so are its queries and keys once they hold them
+    if log_decay is None or log_decay.dim() == 4:
+        # a channel's decays are those of a head, and so are its queries and keys once they hold them; without a decay
+        # no model shares them, so there are no kernels for it
         q, k = each_head(q, v.shape[2]), each_head(k, v.shape[2])
     on_value = decay_on == "value"
     more_keys, more_values = (padding(x) for x in (q, v))

@@ -15,7 +15,7 @@ what enters and leaves it, and on pairs j < l <= i:
            + sum_{j < l <= i} A_ij exp(D_ij) w_j v_j do_i
 
 w is the weight with which a position writes its value, n that with which it reads its own (None: w), and d a factor of
-a head; gated linear attention has none of them, which stands for w = n = 1 and d = 0. Its decays may be left out too.
+a head; gated linear attention has none of them, which stands for w = n = 1 and d = 0.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -30,13 +30,13 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import (
-    HEAD_DECAY,
     decay_matrix,
     exponential,
     head_prefix_suffix,
     load_head_decays,
 )
 from subquad.kernels.gated_linear_attention.triton.plan import (
+    HEAD,
     Plan,
     Strides,
     Tile,
@@ -96,7 +96,6 @@ def _group_read_kernel(
     table,
     T,
     num_t,
-    scale,
     q_stride_b,
     q_stride_t,
     q_stride_h,
@@ -116,7 +115,6 @@ def _group_read_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     GROUP: tl.constexpr,
-    DECAY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """o [B, T, H, V] of one chunk, head and block of V.
@@ -142,12 +140,9 @@ def _group_read_kernel(
     G: tl.constexpr = H // GROUP
     b_raw = load_tile(scores + (i_b * T * G + i_h // GROUP) * C, G * C, o_t, o_c, end, C).to(tl.float32)
     b_scores = b_raw
-    if DECAY == HEAD_DECAY:
-        b_out *= load_row(q_in + i_bh * T, 1, o_t, end)[:, None]
-        b_g = load_head_decays(log_decay + i_bh * T, 1, o_t, o_t < end)
-        b_scores *= decay_matrix(b_g, tl.cumsum(b_g, 0), o_c, PRECISION)
-    else:
-        b_out *= scale
+    b_out *= load_row(q_in + i_bh * T, 1, o_t, end)[:, None]
+    b_g = load_head_decays(log_decay + i_bh * T, 1, o_t, o_t < end)
+    b_scores *= decay_matrix(b_g, tl.cumsum(b_g, 0), o_c, PRECISION)
     if write is not None:
         b_scores *= load_row(write + i_b * write_stride_b + i_h * write_stride_h, write_stride_t, o_t, end)[None, :]
     if own is not None:
@@ -182,7 +177,6 @@ def _group_values_kernel(
     table,
     T,
     num_t,
-    scale,
     q_stride_b,
     q_stride_t,
     q_stride_h,
@@ -209,7 +203,6 @@ def _group_values_kernel(
     BK: tl.constexpr,
     BV: tl.constexpr,
     GROUP: tl.constexpr,
-    DECAY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dv [B, T, H, V] of one chunk, head and block of V, and the gradients of log-decays and weights for each block.
@@ -253,11 +246,10 @@ def _group_values_kernel(
         b_write = load_row(write + i_b * write_stride_b + i_h * write_stride_h, write_stride_t, o_t, end)
         b_same = tl.sum(tl.where(m_own, b_raw, 0.0), 0)
         b_scores = tl.where(m_own, 0.0, b_scores)
-    if DECAY == HEAD_DECAY:
-        p_g = log_decay + i_bh * T
-        b_g = load_head_decays(p_g, 1, o_t, o_t < end)
-        b_prefix, b_suffix = head_prefix_suffix(p_g, 1, o_t, o_c, end, C)
-        b_scores *= decay_matrix(b_g, b_prefix, o_c, PRECISION)
+    p_g = log_decay + i_bh * T
+    b_g = load_head_decays(p_g, 1, o_t, o_t < end)
+    b_prefix, b_suffix = head_prefix_suffix(p_g, 1, o_t, o_c, end, C)
+    b_scores *= decay_matrix(b_g, b_prefix, o_c, PRECISION)
     b_scores = as_operand(b_scores, dtype, PRECISION)
     if dg is not None:
         # pairs and, below, their sums over i consist of the same rounded factors, so that what is in both cancels
@@ -277,8 +269,7 @@ def _group_values_kernel(
         b_dstate = load_state(dstates + i_c * K * V, o_k, o_v, K, V)
         b_dv += tl.dot(b_k, b_dstate, input_precision=PRECISION)
     b_values = b_v.to(tl.float32)
-    if DECAY == HEAD_DECAY:
-        b_dv *= exponential(b_suffix, PRECISION)[:, None]
+    b_dv *= exponential(b_suffix, PRECISION)[:, None]
     if dg is not None:
         b_leaving = tl.sum(b_dv * b_values, 1)
     b_dv += tl.dot(tl.trans(b_scores), b_do, input_precision=PRECISION)
@@ -315,7 +306,6 @@ def _group_values_kernel(
 def _group_reads_plan(
     plan: Plan,
     tile: Tile,
-    kind: int,
     shape: tuple[int, ...],
     key_shape: tuple[int, ...],
     strides: tuple[tuple[str, Strides | None], ...],
@@ -328,7 +318,6 @@ def _group_reads_plan(
         batch * heads * num_chunks * cdiv(value_dim, block_v),
         T=length,
         num_t=num_chunks,
-        scale=plan.scale,
         **position_strides(**dict(strides)),
         **({} if dv_stride_t is None else {"dv_stride_t": dv_stride_t}),
         H=heads,
@@ -338,7 +327,6 @@ def _group_reads_plan(
         BK=plan.width(tile.block_k, key_dim),
         BV=block_v,
         GROUP=group_size(heads, groups),
-        DECAY=kind,
         PRECISION=plan.precision,
         **tile.options.keywords(),
     )
@@ -346,7 +334,6 @@ def _group_reads_plan(
 
 def gla_group_read(
     plan: Plan,
-    kind: int,
     *,
     q: Tensor,
     v: Tensor,
@@ -355,12 +342,12 @@ def gla_group_read(
     dtype: torch.dtype,
     weights: Weights = NO_WEIGHTS,
 ) -> Tensor:
-    """o [B, T, H, V] in `dtype`; kind is the kind of decay."""
+    """o [B, T, H, V] in `dtype`."""
     out = v.new_empty(v.shape, dtype=dtype)
     strides = ("q", q.stride()), ("v", v.stride()), *weights.strides
     launch(
         _group_read_kernel,
-        _group_reads_plan(plan, plan.tuning.read[kind], kind, v.shape, q.shape, strides),
+        _group_reads_plan(plan, plan.tuning.read[HEAD], v.shape, q.shape, strides),
         q=q,
         v=v,
         scores=factors.scores,
@@ -376,7 +363,6 @@ def gla_group_read(
 
 def gla_group_values(
     plan: Plan,
-    kind: int,
     *,
     q: Tensor,
     k: Tensor,
@@ -404,7 +390,7 @@ def gla_group_values(
     strides = ("q", q.stride()), ("k", k.stride()), ("v", v.stride()), ("do", do.stride()), *weights.strides
     launch(
         _group_values_kernel,
-        _group_reads_plan(plan, plan.tuning.group_values, kind, v.shape, k.shape, strides, dv.stride(1)),
+        _group_reads_plan(plan, plan.tuning.group_values, v.shape, k.shape, strides, dv.stride(1)),
         q=q,
         k=k,
         v=v,

@@ -1,7 +1,7 @@
 """Kernels for heads that share queries and keys: scores of a group, and gradients summed over its heads.
 
-Without decays of channels, q_in = q exp(P) and k_out = k exp(R) are rows of q and k times factors of a head, so neither
-is written: the factors [B, H, T] multiply rows of products instead. The scores of a group have no decays, which
+With a decay of a head, q_in = q exp(P) and k_out = k exp(R) are rows of q and k times factors of a head, so neither is
+written: the factors [B, H, T] multiply rows of products instead. The scores of a group have no decays, which
 `group_reads` and `_group_grads_kernel` apply to a tile of them.
 """
 
@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import (
-    HEAD_DECAY,
     decay_matrix,
     exponential,
     head_prefix_suffix,
@@ -76,7 +75,7 @@ def _group_scores_kernel(
     GROUP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """For one chunk of a group: its scores scale q k^T [C, C], and with a decay what other kernels need of its heads.
+    """For one chunk of a group: its scores scale q k^T [C, C], and what other kernels need of the decays of its heads.
 
     log_decay is g with adjacent positions, q_in = scale exp(P), k_out = exp(R) w, all [B, H, T]; decay = exp(P_C). w is
     1 where `write` is None.
@@ -98,20 +97,19 @@ def _group_scores_kernel(
         b_scores += tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_scores = tl.where(o_c[:, None] >= o_c[None, :], b_scores * scale, 0.0)
     store_tile(scores + (i_b * T * G + i_g) * C, G * C, o_t, o_c, end, C, as_operand(b_scores, dtype, PRECISION))
-    if g is not None:
-        m_t = o_t < end
-        for i_h in range(i_g * GROUP, (i_g + 1) * GROUP):
-            p_g = g + i_b * g_stride_b + i_h * g_stride_h
-            b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
-            b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)
-            o_row = (i_b * H + i_h) * T + o_t
-            tl.store(log_decay + o_row, b_g, mask=m_t)
-            tl.store(q_in + o_row, exponential(b_prefix, PRECISION) * scale, mask=m_t)
-            b_out = exponential(b_suffix, PRECISION)
-            if write is not None:
-                b_out *= load_row(write + i_b * write_stride_b + i_h * write_stride_h, write_stride_t, o_t, end)
-            tl.store(k_out + o_row, b_out, mask=m_t)
-            tl.store(decay + (i_b * H + i_h) * num_t + i_t, exponential(tl.sum(b_g, 0), PRECISION))
+    m_t = o_t < end
+    for i_h in range(i_g * GROUP, (i_g + 1) * GROUP):
+        p_g = g + i_b * g_stride_b + i_h * g_stride_h
+        b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
+        b_prefix, b_suffix = head_prefix_suffix(p_g, g_stride_t, o_t, o_c, end, C)
+        o_row = (i_b * H + i_h) * T + o_t
+        tl.store(log_decay + o_row, b_g, mask=m_t)
+        tl.store(q_in + o_row, exponential(b_prefix, PRECISION) * scale, mask=m_t)
+        b_out = exponential(b_suffix, PRECISION)
+        if write is not None:
+            b_out *= load_row(write + i_b * write_stride_b + i_h * write_stride_h, write_stride_t, o_t, end)
+        tl.store(k_out + o_row, b_out, mask=m_t)
+        tl.store(decay + (i_b * H + i_h) * num_t + i_t, exponential(tl.sum(b_g, 0), PRECISION))
 
 
 @planned
@@ -121,7 +119,7 @@ def _group_scores_plan(
     shape: tuple[int, ...],
     q: Strides,
     k: Strides,
-    g: Strides | None,
+    g: Strides,
     write: Strides | None,
 ) -> LaunchPlan:
     batch, length, groups, key_dim = shape
@@ -142,20 +140,15 @@ def _group_scores_plan(
     )
 
 
-def gla_group_scores(
-    plan: Plan, q: Tensor, k: Tensor, g: Tensor | None, heads: int, write: Tensor | None = None
-) -> ChunkFactors:
-    """Factors of all chunks for q and k [B, T, G, K], and g and write [B, T, H] or None; see `ChunkFactors`."""
-    batch, length, groups, _ = q.shape
-    num_chunks = plan.num_chunks(length)
+def gla_group_scores(plan: Plan, q: Tensor, k: Tensor, g: Tensor, write: Tensor | None = None) -> ChunkFactors:
+    """Factors of all chunks for q and k [B, T, G, K], g [B, T, H], and write [B, T, H] or None; see `ChunkFactors`."""
+    (batch, length, groups, _), heads = q.shape, g.shape[2]
     scores = q.new_empty((batch, length, groups, plan.chunk), dtype=plan.work)
-    log_decay = q_in = k_out = decay = None
-    if g is not None:
-        log_decay, q_in, k_out = (q.new_empty((batch, heads, length), dtype=torch.float32) for _ in range(3))
-        decay = q.new_empty((batch, heads, num_chunks), dtype=torch.float32)
+    log_decay, q_in, k_out = (q.new_empty((batch, heads, length), dtype=torch.float32) for _ in range(3))
+    decay = q.new_empty((batch, heads, plan.num_chunks(length)), dtype=torch.float32)
     launch(
         _group_scores_kernel,
-        _group_scores_plan(plan, heads, q.shape, q.stride(), k.stride(), strides_of(g), strides_of(write)),
+        _group_scores_plan(plan, heads, q.shape, q.stride(), k.stride(), g.stride(), strides_of(write)),
         q=q,
         k=k,
         g=g,
@@ -217,7 +210,6 @@ def _group_grads_kernel(
     BV: tl.constexpr,
     GROUP: tl.constexpr,
     SLICES: tl.constexpr,
-    DECAY: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dq and dk [C, BK] of one chunk, summed over the heads of a slice of a group.
@@ -254,24 +246,21 @@ def _group_grads_kernel(
         b_state = load_state(states + o_state, o_k, o_v, K, V)
         b_dstate = load_state(dstates + o_state, o_k, o_v, K, V)
         b_pairs = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
-        if DECAY == HEAD_DECAY:
-            b_into, b_out_of = load_row(q_in + o_head, 1, o_t, end), load_row(k_out + o_head, 1, o_t, end)
-            b_do = as_operand(b_do.to(tl.float32) * b_into[:, None], dtype, PRECISION)
-            b_v = as_operand(b_v.to(tl.float32) * b_out_of[:, None], dtype, PRECISION)
-            b_g = load_head_decays(log_decay + o_head, 1, o_t, o_t < end)
-            b_decays = decay_matrix(b_g, tl.cumsum(b_g, 0), o_c, PRECISION)
-            if write is not None:
-                p_write = write + i_b * write_stride_b + i_h * write_stride_h
-                b_decays *= load_row(p_write, write_stride_t, o_t, end)[None, :]
-            if own is not None:
-                b_own = load_row(own + i_b * own_stride_b + i_h * own_stride_h, own_stride_t, o_t, end)
-                b_decays = tl.where(o_c[:, None] == o_c[None, :], b_own[None, :], b_decays)
-            b_pairs *= b_decays
+        b_into, b_out_of = load_row(q_in + o_head, 1, o_t, end), load_row(k_out + o_head, 1, o_t, end)
+        b_do = as_operand(b_do.to(tl.float32) * b_into[:, None], dtype, PRECISION)
+        b_v = as_operand(b_v.to(tl.float32) * b_out_of[:, None], dtype, PRECISION)
+        b_g = load_head_decays(log_decay + o_head, 1, o_t, o_t < end)
+        b_decays = decay_matrix(b_g, tl.cumsum(b_g, 0), o_c, PRECISION)
+        if write is not None:
+            p_write = write + i_b * write_stride_b + i_h * write_stride_h
+            b_decays *= load_row(p_write, write_stride_t, o_t, end)[None, :]
+        if own is not None:
+            b_own = load_row(own + i_b * own_stride_b + i_h * own_stride_h, own_stride_t, o_t, end)
+            b_decays = tl.where(o_c[:, None] == o_c[None, :], b_own[None, :], b_decays)
+        b_pairs *= b_decays
         b_dq += tl.dot(b_do, tl.trans(b_state), input_precision=PRECISION)
         b_dk += tl.dot(b_v, tl.trans(b_dstate), input_precision=PRECISION)
         b_sum += b_pairs
-    if DECAY != HEAD_DECAY:
-        b_dq *= scale
     b_all = as_operand(tl.where(m_not_after, b_sum * scale, 0.0), dtype, PRECISION)
     b_k = load_tile(k + i_b * k_stride_b + i_s // SLICES * k_stride_h, k_stride_t, o_t, o_k, end, K).to(dtype)
     b_dq += tl.dot(b_all, b_k, input_precision=PRECISION)
@@ -294,7 +283,6 @@ def num_slices(plan: Plan, group: int, num_programs: int) -> int:
 @planned
 def _group_grads_plan(
     plan: Plan,
-    kind: int,
     slices: int,
     shape: tuple[int, ...],
     key_shape: tuple[int, ...],
@@ -324,7 +312,6 @@ def _group_grads_plan(
         BV=block_v,
         GROUP=group_size(heads, groups),
         SLICES=slices,
-        DECAY=kind,
         PRECISION=plan.precision,
         **tile.options.keywords(),
     )
@@ -332,7 +319,6 @@ def _group_grads_plan(
 
 def gla_group_grads(
     plan: Plan,
-    kind: int,
     *,
     q: Tensor,
     k: Tensor,
@@ -359,7 +345,7 @@ def gla_group_grads(
     strides = q.stride(), k.stride(), v.stride(), do.stride(), weights.strides, dq.stride(1)
     launch(
         _group_grads_kernel,
-        _group_grads_plan(plan, kind, slices, v.shape, q.shape, *strides),
+        _group_grads_plan(plan, slices, v.shape, q.shape, *strides),
         q=q,
         k=k,
         v=v,

@@ -17,6 +17,7 @@ from subquad.kernels.gated_linear_attention.triton.group_reads import (
 from subquad.kernels.gated_linear_attention.triton.groups import gla_group_grads, gla_group_scores
 from subquad.kernels.gated_linear_attention.triton.plan import (
     CHANNEL,
+    HEAD,
     EndStates,
     Plan,
     Planner,
@@ -54,7 +55,7 @@ def forward(
 ) -> tuple[Tensor, Tensor | None, ChunkFactors]:
     """o in `dtype`, and what `backward` needs: the states before every chunk and the factors of the chunks.
 
-    q and k may have fewer heads than v where no decay is that of a channel. With decays on values, v and k take the
+    q and k may have fewer heads than v where the decay is that of a head. With decays on values, v and k take the
     places of k and v, and do and q those of q and do (see the README).
 
     boundary: the initial state, and memory for the final state.
@@ -62,7 +63,7 @@ def forward(
     known:    k_out and decay of the same k, g and chunks, if they were computed before.
     """
     kind = decay_kind(g)
-    if q.shape[2] != v.shape[2]:
+    if g is not None and q.shape[2] != v.shape[2]:
         return group_forward(plan, q, k, v, g, boundary=boundary, dtype=dtype)
     if g is not None and on_value and kind == CHANNEL:
         factors = gla_scores(plan, None, v, g) if known.k_out is None else known
@@ -86,12 +87,12 @@ def forward(
 
 
 def group_states(
-    plan: Plan, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, *, boundary: EndStates, write: Tensor | None = None
+    plan: Plan, q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, boundary: EndStates, write: Tensor | None = None
 ) -> tuple[Tensor, ChunkFactors]:
     """What `group_backward` needs of `group_forward`: the states before every chunk and the factors of the chunks."""
-    factors = gla_group_scores(plan, q, k, g, v.shape[2], write)
+    factors = gla_group_scores(plan, q, k, g, write)
     rows, decay = factors.k_out, factors.decay
-    return gla_states(plan, decay_kind(g), x=k, y=v, rows=rows, decay=decay, boundary=boundary, reverse=False), factors
+    return gla_states(plan, HEAD, x=k, y=v, rows=rows, decay=decay, boundary=boundary, reverse=False), factors
 
 
 def group_forward(
@@ -99,18 +100,15 @@ def group_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor | None,
+    g: Tensor,
     *,
     boundary: EndStates,
     dtype: torch.dtype,
     weights: Weights = NO_WEIGHTS,
 ) -> tuple[Tensor, Tensor, ChunkFactors]:
-    """`forward` for q and k [B, T, G, K] with a decay of a head or none.
-
-    weights: those of `group_reads`, which need decays.
-    """
+    """`forward` for q and k [B, T, G, K] with a decay of a head. weights: those of `group_reads`."""
     states, factors = group_states(plan, q, k, v, g, boundary=boundary, write=weights.write)
-    o = gla_group_read(plan, decay_kind(g), q=q, v=v, factors=factors, states=states, dtype=dtype, weights=weights)
+    o = gla_group_read(plan, q=q, v=v, factors=factors, states=states, dtype=dtype, weights=weights)
     return o, states, factors
 
 
@@ -138,7 +136,7 @@ def group_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor | None,
+    g: Tensor,
     do: Tensor,
     *,
     states: Tensor,
@@ -151,13 +149,12 @@ def group_backward(
 
     Where v, k and q are all of the rows of one tensor, in this order, so are their gradients.
     """
-    kind = decay_kind(g)
-    dstates = gla_states(plan, kind, x=q, y=do, rows=factors.q_in, decay=factors.decay, boundary=boundary, reverse=True)
+    dstates = gla_states(plan, HEAD, x=q, y=do, rows=factors.q_in, decay=factors.decay, boundary=boundary, reverse=True)
     tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "do": do, "states": states, "dstates": dstates}
     tensors |= {"factors": factors, "weights": weights}
     dq, dk, dv = _like_in_one(q, k, v, dtypes)
-    dg, dweights = gla_group_values(plan, kind, **tensors, dv=dv, dg_dtype=dtypes.g)
-    gla_group_grads(plan, kind, **tensors, dq=dq, dk=dk)
+    dg, dweights = gla_group_values(plan, **tensors, dv=dv, dg_dtype=dtypes.g)
+    gla_group_grads(plan, **tensors, dq=dq, dk=dk)
     return dq, dk, dv, dg, dweights
 
 
@@ -182,7 +179,7 @@ def backward(
     more:     float32 tensors that are added to the gradients of v and g; only for decays on values.
     """
     kind = decay_kind(g)
-    if q.shape[2] != v.shape[2]:
+    if g is not None and q.shape[2] != v.shape[2]:
         dq, dk, dv, dg, _ = group_backward(
             plan, q, k, v, g, do, states=states, factors=factors, boundary=boundary, dtypes=dtypes
         )

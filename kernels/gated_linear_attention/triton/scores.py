@@ -145,7 +145,7 @@ class ChunkFactors(NamedTuple):
     """Outputs of `_scores_kernel`. Those that are not computed are None; without decay all of them are.
 
     Where heads share queries and keys (`groups.py`), k_out and q_in are the factors of keys and queries alone,
-    [B, H, T], decay is [B, H, chunks], and scores [B, T, G, C] have no decays; without decay only scores are computed.
+    [B, H, T], decay is [B, H, chunks], and scores [B, T, G, C] have no decays.
     """
 
     k_out: Tensor | None = None

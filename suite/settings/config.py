@@ -169,7 +169,10 @@ NO_PLUGINS: PluginNames = {"model.name": (), "task.name": ()}
 
 
 def name_plugins(config: ExperimentConfig, names: PluginNames) -> ExperimentConfig:
-    """The experiment with the names of plugins in place of the word `plugins`; without plugins, that value goes."""
+    """The experiment with the names of plugins in place of the word `plugins`; without plugins, that value goes.
+
+    A table that states its rows gets one for each model of a plugin that the sweep has.
+    """
 
     def named(axis: str, value: Any) -> list[Any]:
         if axis in names and value == PLUGINS:
@@ -186,7 +189,13 @@ def name_plugins(config: ExperimentConfig, names: PluginNames) -> ExperimentConf
         scale: {**values, "sweep": with_names(values["sweep"])} if isinstance(values.get("sweep"), Mapping) else values
         for scale, values in config.scales.items()
     }
-    return config.model_copy(update={"sweep": with_names(config.sweep), "scales": scales})
+    sweep, table = with_names(config.sweep), config.table
+    if table is not None:
+        models = [value.get("model.name") for axis in sweep.values() for value in axis if isinstance(value, Mapping)]
+        models += sweep.get("model.name", [])
+        rows = {name: {"model.name": name} for name in names["model.name"] if name in models}
+        table = table.model_copy(update={"rows": {**table.rows, **rows}})
+    return config.model_copy(update={"sweep": sweep, "scales": scales, "table": table})
 
 
 def load_experiment(path: Path, plugins: PluginNames = NO_PLUGINS) -> ExperimentConfig:

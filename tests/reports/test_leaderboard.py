@@ -94,8 +94,7 @@ def test_every_scale_of_equal_minutes_has_the_rate_of_the_mixer_and_tries_it_at_
     assert stated.keys() == {row["model.name"] for row in grid.table.rows.values()}
     tried = rates.pop("rates")
     for scale, found in rates.items():
-        # a plugin has no line of its own
-        assert {name: rate for name, rate in found.items() if name != "plugins"} == stated, scale
+        assert found == stated, scale
     assert all(len(tried[name]) > 1 and rate <= tried[name] for name, rate in stated.items())
     queries = read_queries(folder / "quotes.csv")
     assert {key: query.sources for key, query in queries.items()} == {
@@ -114,3 +113,14 @@ def test_an_experiment_that_reads_anothers_rows_runs_and_shows_those(tmp_path):
     lost.write_text("title: lost\nreads: nothing\n")
     with pytest.raises(ValueError, match="no experiment 'nothing' beside this one"):
         load_experiment(lost)
+
+
+def test_a_mixer_of_a_plugin_has_a_row_at_the_rate_that_its_user_sets():
+    """The table states its rows, and a rate that the baseline stated would leave out the runs with another one."""
+    path = REPORTS / "leaderboard/minutes/grid.yaml"
+    grid = load_experiment(path, {"model.name": ["mine"], "task.name": []})
+    assert list(grid.table.rows) == [*load_experiment(path).table.rows, "mine"]
+    assert grid.table.rows["mine"] == {"model.name": "mine"}
+    for scale in ("paper", "60m", "cpu"):
+        (rates,) = {point.get("train.lr") for point in points(grid, scale) if point["model.name"] == "mine"}
+        assert rates is None, scale

@@ -43,8 +43,8 @@ def swiglu(
     if x.ndim == 0 or (up is None and x.shape[-1] % 2) or x.numel() == 0:
         raise ValueError(f"swiglu: x must be [..., 2 F] with at least one element, got {list(x.shape)}.")
     width = x.shape[-1] // 2 if up is None else x.shape[-1]
-    outputs = 0 if weight is None else len(weight)
-    check_shapes("swiglu", {"up": (up, tuple(x.shape)), "weight": (weight, (outputs, width))}, to_go_with="x")
+    behind = (0,) if weight is None else weight.shape[:1]
+    check_shapes("swiglu", {"up": (up, tuple(x.shape)), "weight": (weight, (*behind, width))}, to_go_with="x")
     for name, other in (("weight", weight), ("up", up)):
         if other is not None and other.dtype != x.dtype:
             raise ValueError(f"swiglu: {name} must have the dtype of x, {x.dtype}, got {other.dtype}.")

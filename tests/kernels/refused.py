@@ -457,10 +457,17 @@ REFUSED = {
         ("C must be [3, 4] to go with A and dt", {"C": one(0)}),
         BACKEND,
     ],
-    "squared_relu": [("x must be [..., F] with at least one element", {"x": none_of(1)})],
+    "squared_relu": [
+        ("x must be [..., F] with at least one element", {"x": none_of(1)}),
+        (
+            "weight must have the dtype of x, torch.float32, got torch.bfloat16",
+            {"weight": ones(3, 20, dtype=torch.bfloat16)},
+        ),
+    ],
     "swiglu": [
         ("x must be [..., 2 F] with at least one element, got [5, 39]", {"x": less(1)}),
         ("up must be [5, 40] to go with x, got [5, 20]", {"up": ones(5, 20)}),
+        ("weight must be [20] to go with x, got []", {"weight": ones()}),
     ],
     "token_shift": [
         ("x must be [B, T >= 1, D] with at least one element, got [19, 6]", {"x": lambda x: x[0]}),

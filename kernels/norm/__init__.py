@@ -100,7 +100,7 @@ def norm(
 
     Raises ValueError for shapes or options that do not fit.
     """
-    _check(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, skip, skip_scale)
+    _check(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, skip, skip_scale, gate_first)
     out_dtype = out_dtype or x.dtype
     if backend != "auto" or not torch.compiler.is_compiling():
         obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
@@ -141,6 +141,7 @@ def _check(
     activation: str | None,
     skip: Tensor | None,
     skip_scale: Tensor | None,
+    gate_first: bool,
 ) -> None:
     if x.ndim == 0 or x.numel() == 0:
         raise ValueError(f"norm: x must be [..., D] with at least one element, got {list(x.shape)}.")
@@ -154,6 +155,8 @@ def _check(
     shape = tuple(x.shape)
     beside = {"residual": (residual, shape), "gate": (gate, shape), "skip": (skip, shape)}
     check_shapes("norm", {**beside, "skip_scale": (skip_scale, shape[:-1])}, to_go_with="x")
+    if gate_first and gate is None:
+        raise ValueError("norm: gate_first needs a gate; give one or leave gate_first out.")
     if (skip is None) != (skip_scale is None):
         raise ValueError("norm: skip and skip_scale go together; give both or none of them.")
     check_choice("norm", "kind", kind, ("layer", "rms", "l2"))

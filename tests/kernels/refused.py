@@ -361,6 +361,7 @@ REFUSED = {
         ("gate_activation='relu' is not one of 'silu', 'sigmoid'", {"gate_activation": "relu"}),
         ("activation='gelu' is not one of None, 'silu'", {"activation": "gelu"}),
         ("a bias needs a weight", {"weight": None, "bias": ones(12)}),
+        ("gate_first needs a gate", {"gate_first": True}),
         ("eps must be a finite number of at least 0, got nan", {"eps": NAN}),
         ("eps must be a finite number of at least 0, got -1.0", {"eps": -1.0}),
     ],

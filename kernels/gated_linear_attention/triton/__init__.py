@@ -12,6 +12,10 @@ those after j, and D_ij the sum of those in (j, i].
     grads.py   _grads_kernel   dq, dk and the gradient of the log-decays from dA = do v^T, do S^T and v dS^T
     step.py    _step_kernel    one position, for decoding
 
+Heads that share queries and keys and have a decay of a head, and those of `ssd`, have kernels of their own for A, o and
+the gradients: groups.py (scores of a group, and gradients summed over its heads) and group_reads.py (o, dv, gradients
+of log-decays and weights, with the equations).
+
 `passes.py` launches them in order, `autograd.py` joins the two passes, `plan.py` holds the tuning and the settings that
 the kernels of one call share, `tiles.py` and `decays.py` hold device functions.
 

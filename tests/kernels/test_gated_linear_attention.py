@@ -6,8 +6,10 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.kernels.delta_rule import delta_rule
 from subquad.kernels.gated_linear_attention import (
     gated_linear_attention,
     gated_linear_attention_reference,
@@ -358,3 +360,20 @@ def test_a_plan_takes_the_tuning_of_its_operands():
     q = torch.zeros(1, 1, 1, 1)
     chunks = {dtype: plan.PLANNER(1.0, *[q.to(dtype)] * 3).chunk for dtype in (torch.bfloat16, torch.float32)}
     assert chunks == {torch.bfloat16: plan.Tuning().chunk, torch.float32: plan.FLOAT32.chunk}
+
+
+@pytest.mark.parametrize("decay_shape", [(1, 40, 2), (1, 40, 2, 16)], ids=["head", "key"])
+@pytest.mark.parametrize("operator", [gated_linear_attention, delta_rule])
+def test_a_decay_that_is_no_number_shows_in_all_later_outputs(operator, decay_shape):
+    """A bound on decays would turn it into a number, and a network that has diverged would go on."""
+    pytest.importorskip("triton")
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 40, 2, 16, generator=g)
+    log_decay = -0.1 * torch.rand(decay_shape, generator=g)
+    log_decay[0, 20, 1] = float("nan")
+    beta = {"beta": torch.ones(1, 40, 2) / 2} if operator is delta_rule else {}
+    inputs = on_device({"q": q, "k": F.normalize(k, dim=-1), "v": v, "log_decay": log_decay, **beta})
+    o = operator(**inputs, backend="triton")
+    lost = torch.isnan(o).any(-1)[0]
+    assert lost[20:, 1].all()
+    assert not lost[:, 0].any()

@@ -15,7 +15,7 @@ from subquad.kernels.float16_parts import halves, split_dot
 from subquad.kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
-    LOWEST,
+    at_least_lowest,
     decay_matrix,
     exponential,
     from_middle,
@@ -237,7 +237,7 @@ def _factors_kernel(
                 p_write = write + i_b * write_stride_b + i_h * write_stride_h
                 b_w = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, WHOLE)
             b_w = b_w.to(tl.float32) * b_beta[:, None]
-            b_g = tl.maximum(load_rows(g, g_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32), LOWEST)
+            b_g = at_least_lowest(load_rows(g, g_stride_t, start, o_c, o_k, end, K, WHOLE))
             b_first, b_second = half_totals(b_g, o_c, C)
             o_dense = o_head * K
             if not STEEP:

@@ -16,7 +16,7 @@ from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
 from subquad.kernels.delta_rule.triton.plan import Plan
 from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
 from subquad.kernels.gated_linear_attention.triton.decays import (
-    LOWEST,
+    at_least_lowest,
     exponential,
     from_middle,
     half_totals,
@@ -192,7 +192,7 @@ def _grads_kernel(
         b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, False).to(tl.float32)
     NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
     p_g = g + i_b * g_stride_b + i_h * g_stride_h
-    b_g = tl.maximum(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, False).to(tl.float32), LOWEST)
+    b_g = at_least_lowest(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, False))
     b_first, b_second = half_totals(b_g, o_c, C)
     b_dg = tl.zeros([C, BK], tl.float32)
     # for each position, the gradient that arrives at it minus the one that leaves from it, within the chunk

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
 from subquad.kernels.gated_linear_attention.triton.decays import (
-    LOWEST,
+    at_least_lowest,
     exponential,
     from_middle,
     half_totals,
@@ -164,7 +164,7 @@ def _plain_grads_kernel(
 
     # queries
     b_dq = product_with_state(do, do_stride_t, states, start, end, end_v, o_c, o_k, K, V, BV, PRECISION)
-    b_g = tl.maximum(load_rows(g, g_stride_t, start, o_c, o_k, end, K, False).to(tl.float32), LOWEST)
+    b_g = at_least_lowest(load_rows(g, g_stride_t, start, o_c, o_k, end, K, False))
     b_first, b_second = half_totals(b_g, o_c, C)
     b_exponent = masked_sums(from_middle(o_c, C), b_g, False, PRECISION)
     b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)

@@ -84,9 +84,15 @@ def tree_level(b_g, o_c, shift, NARROW: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def at_least_lowest(b_g):
+    """Log-decays in float32, at least LOWEST. NaN stays, so that a network that has diverged shows it."""
+    return tl.maximum(b_g.to(tl.float32), LOWEST, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def load_head_decays(g, stride_t, o_t, m_t):
     """The log-decays of one head at positions o_t, at least LOWEST; zero where m_t is false."""
-    return tl.maximum(tl.load(g + o_t.to(tl.int64) * stride_t, mask=m_t, other=0.0).to(tl.float32), LOWEST)
+    return at_least_lowest(tl.load(g + o_t.to(tl.int64) * stride_t, mask=m_t, other=0.0))
 
 
 @triton.jit

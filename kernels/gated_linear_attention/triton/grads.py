@@ -14,8 +14,8 @@ from torch import Tensor
 from subquad.kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
-    LOWEST,
     NO_DECAY,
+    at_least_lowest,
     decay_matrix,
     exponential,
     from_middle,
@@ -147,7 +147,7 @@ def _grads_kernel(
     if DECAY == CHANNEL_DECAY:
         NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
-        b_g = tl.maximum(load_tile(p_g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
+        b_g = at_least_lowest(load_tile(p_g, g_stride_t, o_t, o_k, end, K))
         b_first, b_second = half_totals(b_g, o_c, C)
         b_dg = tl.zeros([C, BK], tl.float32)
         if dg is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import (
     HEAD_DECAY,
-    LOWEST,
+    at_least_lowest,
     decay_matrix,
     exponential,
     from_middle,
@@ -100,7 +100,7 @@ def _scores_kernel(
             store_tile(q_in + o_dense, H * K, o_t, o_k, end, K, as_operand(b_in, dtype, PRECISION))
             b_scores += tl.dot(b_q.to(dtype), tl.trans(b_k.to(dtype)), input_precision=PRECISION)
         else:
-            b_g = tl.maximum(load_tile(g, g_stride_t, o_t, o_k, end, K).to(tl.float32), LOWEST)
+            b_g = at_least_lowest(load_tile(g, g_stride_t, o_t, o_k, end, K))
             b_first, b_second = half_totals(b_g, o_c, C)
             if k_out is not None:
                 tl.store(p_decay, exponential(b_first + b_second, PRECISION), mask=o_k < K)

@@ -128,7 +128,7 @@ PAPER: tuple[Shape, ...] = (
     # outputs of the 4 heads of mLSTM in 512 strings of 39 tokens, and of the 12 heads of RWKV at B8 T2048
     {"R": 79872, "D": 32, "H": 4, "kind": "layer"},
     {"R": 196608, "D": 64, "H": 12, "kind": "layer"},
-    # of the 16 heads of RWKV-7 of width 1024 at B8 T2048
+    # RWKV-7 of width 1024 norms its 16 heads and adds their own values, at B8 T2048
     {"R": 262144, "D": 64, "H": 16, "kind": "layer", "skip": "given"},
 )
 

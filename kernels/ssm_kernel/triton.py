@@ -327,7 +327,7 @@ class System(NamedTuple):
     whole: int | None = None
     """Length over which dss-softmax normalises, else None."""
     detach_maximum: bool = False
-    """As in `ssm_kernel`."""
+    """Whether the backward pass takes the maximum of a row of dss-softmax for a constant; see `ssm_kernel`."""
 
     @property
     def num_rows(self) -> int:

@@ -37,8 +37,10 @@ def _forward(
     if return_final_state:
         final = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
     boundary = EndStates(initial, final)
-    y, *kept = group_forward(plan, q, k, v, log_decay, boundary=boundary, dtype=v.dtype, weights=Weights(*weights))
-    return y, final, *kept
+    y, states, factors = group_forward(
+        plan, q, k, v, log_decay, boundary=boundary, dtype=v.dtype, weights=Weights(*weights)
+    )
+    return y, final, states, factors
 
 
 class SSD(OnceDifferentiable):
@@ -78,7 +80,7 @@ class SSD(OnceDifferentiable):
             dtypes=GradDtypes(q.dtype, k.dtype, v.dtype, log_decay.dtype if ctx.needs_input_grad[6] else None),
             weights=weights,
         )
-        of_weights = (None if d is None else d.to(w.dtype) for d, w in zip(dweights, weights, strict=True))
+        of_weights = (None if d is None or w is None else d.to(w.dtype) for d, w in zip(dweights, weights, strict=True))
         return None, None, dinitial, dq, dk, dv, dg, *of_weights
 
 

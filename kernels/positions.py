@@ -1,4 +1,4 @@
-"""What operators share whose inputs are vectors at every position: a check, a cast and sums along time."""
+"""Operators whose inputs are vectors at every position share a check, a cast and sums along time."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ GateKind = Literal["none", "silu", "sigmoid"]
 
 
 class Read(NamedTuple):
-    """What the linear maps of x give, [..., channels]."""
+    """The outputs of the linear maps of x, [..., channels]."""
 
     projected: Tensor
     """The inputs of the convolutions."""
@@ -153,7 +153,7 @@ class DeltaMixer(FusedStepMixer):
         return readers
 
     def _read(self, x: Tensor, norm: nn.Module | None = None) -> Read:
-        """What the linear maps give for norm(x), x a sequence or one position."""
+        """The outputs of the linear maps of norm(x), for a sequence or one position x."""
         results = iter(maps_of(self._readers(), x, norm))
         projected, beta = next(results), next(results)
         decay = None if self.decay == "none" else next(results)

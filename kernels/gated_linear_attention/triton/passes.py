@@ -89,7 +89,7 @@ def forward(
 def group_states(
     plan: Plan, q: Tensor, k: Tensor, v: Tensor, g: Tensor, *, boundary: EndStates, write: Tensor | None = None
 ) -> tuple[Tensor, ChunkFactors]:
-    """What `group_backward` needs of `group_forward`: the states before every chunk and the factors of the chunks."""
+    """The states before every chunk and the factors of the chunks, which `group_backward` reads again."""
     factors = gla_group_scores(plan, q, k, g, write)
     rows, decay = factors.k_out, factors.decay
     return gla_states(plan, HEAD, x=k, y=v, rows=rows, decay=decay, boundary=boundary, reverse=False), factors

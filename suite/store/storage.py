@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from subquad.suite.store import checks
 from subquad.suite.store.checks import PART, Fault
 from subquad.suite.store.documents import ENDING, footer_of
-from subquad.suite.store.target import as_oserror, files_like, is_remote, readable, replacing
+from subquad.suite.store.target import as_oserror, files_like, is_remote, replacing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,9 +122,29 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     own = ({"schema": SCHEMA_VERSION, **row, "value": value} for row, value in zip(rows, numbers, strict=True))
     table = pa.Table.from_pylist(list(own), schema=SCHEMA)
     checks.check_numbers(table)
-    table = table.replace_schema_metadata({ENDING: footer_of(rows)})
+    table = table.replace_schema_metadata({ENDING: footer_of(rows), DIGEST: _UNKNOWN})
+    content = io.BytesIO()
+    pq.write_table(table, content, compression="zstd", write_page_checksum=True)
     with replacing(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+        temporary.write_bytes(_sealed(content.getvalue()))
+
+
+DIGEST = b"subquad.digest"
+"""The key in a footer with the SHA-256 of the file of one run, for which this digest itself counts as zeros. Parquet
+has checksums of pages and none of the footer, by which a reader finds the pages of a column."""
+_UNKNOWN = b"0" * 64
+
+
+def _sealed(content: bytes) -> bytes:
+    """The content of a file with its digest."""
+    before, after = _around_digest(content)
+    return before + hashlib.sha256(content).hexdigest().encode() + after
+
+
+def _around_digest(content: bytes) -> tuple[bytes, bytes]:
+    """What is before and after the digest in a file, which is between two bytes after its key (`endings.value_in`)."""
+    start = content.rfind(DIGEST) + len(DIGEST) + 2
+    return content[:start], content[start + len(_UNKNOWN) :]
 
 
 FILES_AT_ONCE = 256
@@ -174,14 +194,18 @@ def pieces(path: Path, columns: Sequence[str], run_id: str = "") -> Iterator[pa.
     They have the columns that `suite.store.checks` needs, too.
     """
     wanted = list(dict.fromkeys((*columns, *checks.READ)))
-    with _named(path), _opened(_source(path), TEXTS) as file:
+    with _named(path), _opened(_content_of(path), TEXTS) as file:
         there = file.schema_arrow
         if len(set(there.names)) < len(there.names):
             raise ValueError("it has a column twice")
         names = [name for name in dict.fromkeys(("schema", *wanted)) if name in there.names]
         if not is_part(path):
             # a file is small, and threads would take longer to start than to read
-            yield _as_today(path, file.read(names, use_threads=False), there, wanted)
+            table = file.read(names, use_threads=False)
+            # Arrow believes the count of a row group, which no checksum covers
+            if table.num_rows != file.metadata.num_rows:
+                raise ValueError(f"it has {table.num_rows} of its {file.metadata.num_rows} rows")
+            yield _as_today(path, table, there, wanted)
             return
         _check_order(file.metadata)
         for i in range(file.num_row_groups):
@@ -197,7 +221,7 @@ def ids_in(part: Path) -> tuple[str, ...]:
 
     Raises SchemaError for a part that cannot be read.
     """
-    with _named(part), _opened(_source(part), ["run_id"]) as file:
+    with _named(part), _opened(_content_of(part), ["run_id"]) as file:
         if "run_id" not in file.schema_arrow.names:
             raise ValueError("it has no column run_id")
         found = file.read(["run_id"], use_threads=False)["run_id"].unique().cast(pa.string())
@@ -217,29 +241,27 @@ def _named(path: Path) -> Iterator[None]:
         raise SchemaError(f"{path}: damaged or not a parquet file ({reason}); remove it") from None
 
 
-def _source(path: Path) -> Path | BinaryIO:
-    """What a results file is read from. ValueError or OSError where it is none."""
-    # opening a named pipe would wait for a writer
-    if not is_remote(path) and not path.is_file():
-        raise OSError("no regular file")
-    return _content_of(path) if is_part(path) else readable(path)
-
-
 def part_name(content: bytes) -> str:
     """The name of a part with this content."""
     return f"{PART}{hashlib.sha256(content).hexdigest()[:16]}.parquet"
 
 
-def _content_of(part: Path) -> BinaryIO:
-    """The content of a part. ValueError where it is not that by which the part is named."""
-    with as_oserror(part):
-        content = part.read_bytes()
-    if part_name(content) != part.name:
-        raise ValueError("its name is not that of its content")
+def _content_of(path: Path) -> BinaryIO:
+    """The content of a results file. ValueError where its digest, or the name of a part, is that of another content."""
+    # opening a named pipe would wait for a writer
+    if not is_remote(path) and not path.is_file():
+        raise OSError("no regular file")
+    with as_oserror(path):
+        content = path.read_bytes()
+    if is_part(path):
+        if part_name(content) != path.name:
+            raise ValueError("its name is not that of its content")
+    elif DIGEST in content and _sealed(_UNKNOWN.join(_around_digest(content))) != content:
+        raise ValueError("its digest is not that of its content")
     return io.BytesIO(content)
 
 
-def _opened(source: Path | BinaryIO, encoded: Sequence[str]) -> pq.ParquetFile:
+def _opened(source: BinaryIO, encoded: Sequence[str]) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=[*encoded])
     except KeyError:
@@ -291,11 +313,12 @@ def _as_today(path: Path, table: pa.Table, there: pa.Schema, columns: Sequence[s
 
 
 def _valid(table: pa.Table) -> pa.Table:
-    """The table. ArrowInvalid where a text of it is no UTF-8, which arrow does not look for when it reads a file."""
+    """The table. ArrowException where a text is no UTF-8 or has no place in its dictionary, which Arrow does not look
+    for when it reads a file."""
     for name in table.column_names:
         if name in TEXTS:
             for chunk in table[name].chunks:
-                chunk.dictionary.validate(full=True)
+                chunk.validate(full=True)
     return table
 
 

@@ -311,10 +311,13 @@ def test_a_damaged_results_file_is_refused_or_read(tmp_path, examples):
     whole = storage.load(path)
 
     def check(content):
-        path.write_bytes(content)
         found = []
+        path.write_bytes(content)
         if not refused(lambda: found.append(storage.load(path))):
             assert found[0].equals(whole)
+        # a file without a digest may have other values, which its pages' checksums do not find
+        path.write_bytes(content.replace(storage.DIGEST, storage.DIGEST.swapcase()))
+        refused(lambda: storage.load(path))
 
     fuzz(examples, check, damaged(path.read_bytes()))
 

@@ -162,10 +162,25 @@ def caption(report: Report) -> str:
         parts.append("Best epoch, chosen on the test rows.")
     if times := training_times(report.runs):
         parts.append(f"Each run trained for {times}.")
+    parts += [f"Not run: {absent(report)}."] * bool(measured and absent(report))
     devices = devices_of(report)
     if devices:
         parts.append(f"Measured on {' and '.join(devices)}.")
     return " ".join(parts)
+
+
+MOST_NAMES = 4
+"""Number of rows up to which a caption names those without a run."""
+
+
+def absent(report: Report) -> str:
+    """The rows of the grid without any run, by their names or, where these are many, by their number.
+
+    A figure that drew them would show them last, as if they were the worst.
+    """
+    asked = {row: [cell for cell in report.cells if cell.row == row and cell.planned] for row in report.spec.rows}
+    rows = [row for row, cells in asked.items() if cells and all(cell.missing for cell in cells)]
+    return ", ".join(rows) if len(rows) <= MOST_NAMES else f"{len(rows)} of {len(report.spec.rows)} rows"
 
 
 def devices_of(report: Report) -> list[str]:

@@ -351,3 +351,15 @@ def test_a_cost_of_another_experiment_stands_beside_its_rows_with_the_device(mak
     canvas = draw(beside)
     assert [text.get_text() for text in canvas.axes[-1].texts] == ["", "0.0123"]
     assert "decode (ms): four layers on NVIDIA H100 (demo/speed)." in words(canvas)
+
+
+def test_a_figure_leaves_out_rows_without_runs_and_names_them_or_says_how_many(make):
+    names = [f"m{i}" for i in range(7)]
+    table = {"rows": {name: {"model.name": name} for name in names}, "columns": {"recall": {}}}
+    config = grid(table=table, sweep={"model.name": names}, figure={"kind": "seeds"})
+    for count, said in ((2, "Not run: 5 of 7 rows."), (4, "Not run: m4, m5, m6."), (7, "")):
+        report = make(*(make_run(name, "induction-heads", 0, 0.5) for name in names[:count]), config=config, **NOTHING)
+        note = words_of(report).note
+        assert said in note
+        assert note.count("Not run") == bool(said)
+        assert set(rows_of(draw(report).axes[0])) == set(names[:count])

@@ -67,7 +67,9 @@ def _sentence(text: str) -> str:
 def reduced_words(report: Report) -> str:
     """What makes the rows another thing than the paper's: a reduced scale, stand-in data; empty where nothing does."""
     marks = {mark for cell in report.cells for mark in cell.marks}
-    words = {REDUCED: f"reduced scale ({report.scale}), not comparable with the {report.spec.reference}"}
+    # a grid of our own has no numbers to compare with
+    compared = f", not comparable with the {report.spec.reference}" if report.config.source is not None else ""
+    words = {REDUCED: f"reduced scale ({report.scale}){compared}"}
     words[STAND_IN] = "stand-in data"
     return "; ".join(text for mark, text in words.items() if mark in marks)
 

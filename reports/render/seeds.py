@@ -1,8 +1,10 @@
 """Draws every seed of every cell: a line for each row of the table, a panel for each of its columns.
 
 A dot is a seed, filled where it succeeds, and a line connects the seeds of a cell. The rows with most seeds that
-succeed stand first, of equal ones those with the larger mean of the medians over the columns that all rows have. A
-dotted line is chance, a black bar the number of the paper. Beside the panels are the costs of a row as numbers.
+succeed stand first, of equal ones those with the larger mean of the medians over the columns that all rows have, unless
+the grid asks for the order of its table. A dotted line is chance, a black bar the number of the paper. Where nothing
+judges the seeds, a grey band shows those of the best row of a panel: what reaches into it is a tie with the best.
+Beside the panels are the costs of a row as numbers.
 
 A seed succeeds from `select.success` of the grid on, or, where the paper has a number, within the tolerance of it.
 """
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from subquad.reports.render.costs import CostColumn
@@ -44,6 +47,8 @@ ALL, SOME, NONE = "#0b62a8", "#e08a00", "#8a8a8a"
 """Colours of a cell of which all, some or none of the seeds succeed; those that do not are hollow besides."""
 PLAIN = "#333333"
 """Colour of a cell that nothing judges, with diamonds in place of circles."""
+BAND = "#d9e4ee"
+"""Colour behind the seeds of the best row."""
 PITCH = 0.13
 """Height of a row of three seeds, in inches; more seeds need more room."""
 COST_GAP = 0.08
@@ -67,7 +72,7 @@ class Line:
 def lines_of(report: Report) -> dict[tuple[str, str], Line]:
     """Row and column of every cell that has a value or a number of the paper, in the order of the figure's rows.
 
-    These are the rows of the paper in its order, or, where no paper has numbers, the best first.
+    These are the rows of the paper in its order, or, where no paper has numbers, the best first (`figure.order`).
     """
     found = {}
     for cell in report.cells:
@@ -75,7 +80,7 @@ def lines_of(report: Report) -> dict[tuple[str, str], Line]:
         if cell.values or (paper is not None and cell.planned):
             succeeded = tuple(succeeds(report, cell, value) for value in cell.values)
             found[cell.row, cell.column] = Line(cell.values, succeeded, paper)
-    if any(line.paper is not None for line in found.values()):
+    if report.figure.spec.order == "table" or any(line.paper is not None for line in found.values()):
         return found
     # percentages are never averaged with other numbers
     alike = {place: line for place, line in found.items() if is_percent(report, place[1]) == (report.unit == "%")}
@@ -125,6 +130,16 @@ def ranked(lines: Mapping[tuple[str, str], Line], lower: bool) -> list[str]:
 
     # sorting is stable: of equal rows the first of the table comes first
     return sorted(rows, key=key)
+
+
+def ties(report: Report, column: str, lines: Sequence[Line | None]) -> tuple[float, float] | None:
+    """The smallest and the largest seed of the best row of a panel; None where seeds are judged, or it has just one."""
+    there = [line for line in lines if line is not None and line.values]
+    if len(there) < 2 or any(line.color != PLAIN or line.paper is not None for line in there):
+        return None
+    choose = min if smaller_is_better(report.spec.of(column, "metric")) else max
+    best = choose(there, key=lambda line: statistics.median(line.values))
+    return (min(best.values), max(best.values)) if len(best.values) > 1 else None
 
 
 NARROWEST: Mapping[Width, float] = {"page": 0.7, "column": 0.4}
@@ -196,6 +211,9 @@ def _panel(ax: Any, report: Report, lines: Sequence[Line | None], column: str, r
     percent = is_percent(report, column)
     chance = report.spec.of(column, "chance")
     several = max((len(line.values) for line in lines if line is not None), default=1) > 1
+    band = ties(report, column, lines)
+    if band is not None:
+        ax.axvspan(*band, color=BAND, lw=0.8, zorder=0)
     for y, line in enumerate(lines):
         ax.axhline(y, color="#e8e8e8", lw=0.4, zorder=0)
         if line is None:
@@ -266,6 +284,9 @@ def _legend(report: Report, lines: Mapping[tuple[str, str], Line]) -> list[tuple
         found.append((dot(PLAIN, PLAIN, "D"), "ours, not judged" if len(shown) > 1 else "ours"))
     if any(line.paper is not None for line in lines.values()):
         found.append((Line2D([], [], ls="none", marker="|", ms=7, mew=1.3, color="black"), report.spec.reference))
+    columns = dict.fromkeys(column for _, column in lines)
+    if any(ties(report, c, [line for place, line in lines.items() if place[1] == c]) for c in columns):
+        found.append((Patch(color=BAND), "seeds of the best row: a row that reaches there is a tie"))
     if any(report.spec.of(column, "chance") is not None for _, column in lines):
         found.append((Line2D([], [], ls=":", lw=0.9, color="black"), "chance"))
     return found

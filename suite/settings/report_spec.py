@@ -177,6 +177,9 @@ class FigureSpec(Config):
     percent: bool = True
     panels: str | None = None
     """A dotted key; the figure has one panel for each of its values."""
+    order: Literal["best", "table"] = "best"
+    """Which rows of `seeds` stand first where no paper has numbers: the best, or the first of the table, whose rows may
+    be steps of a setting."""
     costs: tuple[CostSpec, ...] = ()
 
     @model_validator(mode="after")
@@ -187,6 +190,8 @@ class FigureSpec(Config):
             raise ValueError(f"x: a figure of kind {self.kind} has none, got {self.x!r}")
         if self.kind in ("seeds", "costs", "cells") and self.x.startswith("metric."):
             raise ValueError(f"x: a figure of kind {self.kind} shows what its rows cost in `costs`, got {self.x!r}")
+        if self.kind != "seeds" and self.order != "best":
+            raise ValueError(f"order: only a figure of kind seeds has one, got {self.order!r} for kind {self.kind}")
         if self.kind == "costs" and not self.costs:
             raise ValueError(
                 "costs: a figure of kind costs needs one, such as {metric: state_size, label: state (KiB)}"

@@ -363,3 +363,26 @@ def test_a_figure_leaves_out_rows_without_runs_and_names_them_or_says_how_many(m
         assert said in note
         assert note.count("Not run") == bool(said)
         assert set(rows_of(draw(report).axes[0])) == set(names[:count])
+
+
+def test_seeds_that_nothing_judges_lie_on_those_of_the_best_row(make):
+    """A band behind the worst row, or one where a threshold judges the seeds, would call other rows ties."""
+    values = {"s4d": (0.5, 0.55, 0.65), "h3": (0.6, 0.7, 0.75)}
+    runs = [make_run(name, "induction-heads", seed, v) for name, vs in values.items() for seed, v in enumerate(vs)]
+    for success, bands in ((None, [(60.0, 75.0)]), (90.0, [])):
+        select = SELECT if success is None else {**SELECT, "success": success}
+        canvas = draw(make(*runs, config=grid(select=select), **NOTHING))
+        spans = [
+            patch.get_extents().transformed(canvas.axes[0].transData.inverted()) for patch in canvas.axes[0].patches
+        ]
+        assert [(round(span.x0, 1), round(span.x1, 1)) for span in spans] == bands
+        assert ("a row that reaches there is a tie" in words(canvas)) == bool(bands)
+
+
+def test_rows_that_are_steps_of_a_setting_stay_in_their_order(make):
+    names = ["none", "half", "all"]
+    table = {"rows": {name: {"model.name": name} for name in names}, "columns": {"recall": {}}}
+    for order, rows in (("best", ["half", "all", "none"]), ("table", names)):
+        config = grid(table=table, sweep={"model.name": names}, figure={"kind": "seeds", "order": order})
+        runs = [make_run(name, "induction-heads", 0, v) for name, v in zip(names, (0.1, 0.9, 0.5), strict=True)]
+        assert rows_of(draw(make(*runs, config=config, **NOTHING)).axes[0]) == rows

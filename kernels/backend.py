@@ -116,10 +116,13 @@ def chooses_triton(
     return reason is None
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 def on_device_of(x: Tensor) -> AbstractContextManager:
     """Makes the device of x the current one, on which Triton launches."""
     if not x.is_cuda or x.device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
+        return _AS_IT_IS
     return torch.cuda.device(x.device)
 
 
@@ -129,10 +132,11 @@ def _general_obstacle(x: Tensor, *others: Tensor | None) -> str | None:
     for tensor in (x, *others):
         if tensor is not None and tensor.dtype not in TRITON_DTYPES:
             return f"takes float32, bfloat16 and float16, got {tensor.dtype}"
-    if x.device.type in ("cuda", "meta"):
+    kind = x.device.type
+    if kind in ("cuda", "meta"):
         return None
     from triton import knobs
 
-    if x.device.type == "cpu" and knobs.runtime.interpret:
+    if kind == "cpu" and knobs.runtime.interpret:
         return None
-    return f"needs a CUDA device (or, on the CPU, TRITON_INTERPRET=1 before the start), got {x.device.type}"
+    return f"needs a CUDA device (or, on the CPU, TRITON_INTERPRET=1 before the start), got {kind}"

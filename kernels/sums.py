@@ -97,7 +97,7 @@ def row_sums(x: Tensor) -> Tensor:
     block = min(MAX_COLUMNS, power_of_2(width))
     num_n, tile_rows = cdiv(width, block), TILE // block
     programs = max(1, min(cdiv(rows, tile_rows), PROGRAMS * num_processors(x.device) // num_n))
-    partial = torch.empty((programs, width), dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     launch(
         _partial_sums_kernel,
         programs * num_n,

@@ -173,7 +173,7 @@ def _group(num_residues: int) -> int:
 def _forward(residues: Tensor, z: Tensor, w: Tensor, c: Tensor) -> Tensor:
     """U [M, D, F] of dense tensors."""
     sums, width, poles = residues.shape
-    U = torch.empty((sums, width, len(w)), dtype=residues.dtype, device=residues.device)
+    U = torch.empty(sums, width, len(w), dtype=residues.dtype, device=residues.device)
     group, tiles = _group(sums), cdiv(len(w), POINTS)
     launch(
         _cauchy_fwd_kernel, tiles * width * (sums // group), residues=residues, z=z,
@@ -189,8 +189,8 @@ def _backward(residues: Tensor, z: Tensor, w: Tensor, c: Tensor, dU: Tensor) -> 
     group, block_n, segments = _group(sums), min(MOST_POLES, power_of_2(poles)), cdiv(len(w), SEGMENT)
     blocks, groups = cdiv(poles, block_n), sums // group
     options: dict[str, Any] = {"dtype": residues.dtype, "device": residues.device}
-    dresidues = torch.empty((segments, sums, width, poles), **options)
-    dz = torch.empty((segments, groups, width, poles), **options)
+    dresidues = torch.empty(segments, sums, width, poles, **options)
+    dz = torch.empty(segments, groups, width, poles, **options)
     launch(
         _cauchy_bwd_kernel, blocks * segments * width * groups, residues=residues, z=z,
         w=w, c=c, dU=dU, dresidues=dresidues, dz=dz,

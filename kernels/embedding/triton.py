@@ -100,7 +100,7 @@ def embedding_gradient(tokens: Tensor, dy: Tensor, num_tokens: int, dtype: torch
     dy = dy if dy.stride(1) == 1 else dy.contiguous()
     num_chunks, block_d = cdiv(rows, CHUNK), min(BLOCK_D, power_of_2(width))
     dweight = torch.zeros((num_tokens, width), dtype=dtype or dy.dtype, device=dy.device)
-    heads, tails = (torch.empty((num_chunks, width), dtype=torch.float32, device=dy.device) for _ in range(2))
+    heads, tails = (torch.empty(num_chunks, width, dtype=torch.float32, device=dy.device) for _ in range(2))
     launch(
         _runs_kernel,
         (num_chunks, cdiv(width, block_d)),

@@ -210,8 +210,8 @@ def split(x: Tensor) -> Parts:
         x = x.contiguous()
     rows, columns = x.shape
     num_r, num_c = cdiv(rows, SIDE), cdiv(columns, SIDE)
-    values = torch.empty((rows, 2, columns), dtype=torch.float16, device=x.device)
-    scale = torch.empty((num_r, num_c), dtype=torch.float32, device=x.device)
+    values = torch.empty(rows, 2, columns, dtype=torch.float16, device=x.device)
+    scale = torch.empty(num_r, num_c, dtype=torch.float32, device=x.device)
     launch(
         _split_kernel,
         num_r * num_c,
@@ -253,9 +253,9 @@ def parts_matmul(
     splits = cdiv(depth, span)
     c = out
     if splits > 1:
-        c = torch.empty((splits, rows, columns), dtype=torch.float32, device=a.values.device)
+        c = torch.empty(splits, rows, columns, dtype=torch.float32, device=a.values.device)
     elif c is None:
-        c = torch.empty((rows, columns), dtype=torch.float32, device=a.values.device)
+        c = torch.empty(rows, columns, dtype=torch.float32, device=a.values.device)
     launch(
         _parts_kernel,
         (tiles, splits),

@@ -122,9 +122,9 @@ def float32_matmul_triton(
     splits = cdiv(depth, span)
     c = out
     if splits > 1:
-        c = torch.empty((splits, rows, columns), dtype=torch.float32, device=a.device)
+        c = torch.empty(splits, rows, columns, dtype=torch.float32, device=a.device)
     elif c is None:
-        c = torch.empty((rows, columns), dtype=torch.float32, device=a.device)
+        c = torch.empty(rows, columns, dtype=torch.float32, device=a.device)
     launch(
         _product_kernel,
         (tiles, splits),

@@ -252,7 +252,7 @@ class ForgetGate(OnceDifferentiable):
         dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         partial = None
         if logits is not None or bias is not None:
-            partial = torch.empty((programs, 2, width), dtype=torch.float32, device=x.device)
+            partial = torch.empty(programs, 2, width, dtype=torch.float32, device=x.device)
         constants = {name: sizes.pop(name) for name in ("LAYERS", "BLOCK_L", "ROWS", "BLOCK")}
         launch(
             _gate_bwd_kernel,

@@ -110,7 +110,7 @@ def h3_inner_step_triton(
     # in real numbers
     s_stride_b, s_stride_d, s_stride_n = (2 * stride for stride in state.stride())
     log_A_real = dense(system.log_A_real)
-    y = torch.empty((batch, width), dtype=q.dtype, device=q.device)
+    y = torch.empty(batch, width, dtype=q.dtype, device=q.device)
     launch(
         _h3_step_kernel,
         (cdiv(batch, tile.rows), cdiv(width, tile.block_d)),

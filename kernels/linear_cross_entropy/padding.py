@@ -29,7 +29,7 @@ def padded(x: Tensor, dtype: torch.dtype) -> Tensor:
     size, rows = len(x), padded_size(len(x))
     if rows == size:
         return x.to(dtype)
-    y = torch.empty((rows, *x.shape[1:]), dtype=dtype, device=x.device)
+    y = torch.empty(rows, *x.shape[1:], dtype=dtype, device=x.device)
     y[:size].copy_(x)
     y[size:].zero_()
     return y

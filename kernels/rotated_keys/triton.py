@@ -279,7 +279,7 @@ def _plan(B: Tensor, dt: Tensor, turn: Tensor, tuning: Tuning) -> Plan:
 def _angles(B: Tensor, dt: Tensor, turn: Tensor) -> Tensor:
     """theta before every tile, [batch, tiles, H, R]."""
     work, (batch, _, heads) = _plan(B, dt, turn, FORWARD), dt.shape
-    before = torch.empty((work.tiles, heads, turn.shape[2]), dtype=torch.float32, device=B.device)
+    before = torch.empty(work.tiles, heads, turn.shape[2], dtype=torch.float32, device=B.device)
     launch(_angles_kernel, batch * heads, dt=dt, turn=turn, before=before, **work.along_time)
     return before
 
@@ -288,7 +288,7 @@ def _forward(tensors: tuple[Tensor, ...], before: Tensor, dtype: torch.dtype) ->
     """k and q, one behind the other."""
     B, *_, dt, turn = tensors
     work = _plan(B, dt, turn, FORWARD)
-    both = torch.empty((2, *dt.shape, B.shape[2]), dtype=dtype, device=B.device)
+    both = torch.empty(2, *dt.shape, B.shape[2], dtype=dtype, device=B.device)
     keys, queries = both
     launch(
         _rotated_keys_fwd_kernel,

@@ -164,7 +164,7 @@ def rwkv6_inputs_bwd(inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], 
     dr_in, dk_in, dv_in, dw_in = (torch.empty_like(x) for x in positions)
     sizes = _sizes(positions[0], head_dim)
     programs = cdiv(sizes["R"], TILES * sizes["ROWS"])
-    partial = torch.empty((programs, 2, w_0.numel()), dtype=torch.float32, device=w_0.device)
+    partial = torch.empty(programs, 2, w_0.numel(), dtype=torch.float32, device=w_0.device)
     launch(
         _rwkv6_bwd_kernel,
         sizes["H"] * programs,

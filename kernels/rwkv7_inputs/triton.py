@@ -167,10 +167,10 @@ def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor,
     r, k, *_ = inputs
     rows, heads, shared = _sizes(r, head_dim)
     reading, write, plain, log_decay = (
-        torch.empty((*r.shape[:2], heads, head_dim), dtype=dtype, device=r.device)
+        torch.empty(*r.shape[:2], heads, head_dim, dtype=dtype, device=r.device)
         for dtype in (k.dtype,) * 3 + (torch.float32,)
     )
-    strength = torch.empty((*r.shape[:2], heads), dtype=torch.float32, device=r.device)
+    strength = torch.empty(*r.shape[:2], heads, dtype=torch.float32, device=r.device)
     launch(
         _rwkv7_fwd_kernel,
         heads * cdiv(rows, shared["ROWS"]),
@@ -199,7 +199,7 @@ def rwkv7_inputs_bwd(
     dr, dk, dw, da = (torch.empty_like(x) for x in (r, k, w, a))
     rows, heads, shared = _sizes(r, head_dim)
     programs = cdiv(rows, TILES * shared["ROWS"])
-    partial = torch.empty((programs, 5, r.shape[-1]), dtype=torch.float32, device=r.device)
+    partial = torch.empty(programs, 5, r.shape[-1], dtype=torch.float32, device=r.device)
     launch(
         _rwkv7_bwd_kernel,
         heads * programs,

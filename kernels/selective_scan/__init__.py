@@ -90,12 +90,13 @@ def selective_scan(
         _check_real("selective_scan", A, B, C, initial_state)
         options["negative_eigenvalues"] = True
     reals, maps = (x, dt, D, z, dt_bias), (A, B, C, initial_state)
-    if _use_triton("selective_scan", backend, reals, maps):
-        from subquad.kernels.selective_scan.triton import selective_scan_triton
-        from subquad.kernels.selective_scan.triton.complex import selective_scan_complex
-
-        is_complex = _is_complex(A, B, C, initial_state)
-        scan: Callable[..., Any] = selective_scan_complex if is_complex else selective_scan_triton
+    is_complex = _is_complex(*maps)
+    if _use_triton("selective_scan", backend, reals, maps, is_complex):
+        scan: Callable[..., Any]
+        if is_complex:
+            from subquad.kernels.selective_scan.triton.complex import selective_scan_complex as scan
+        else:
+            from subquad.kernels.selective_scan.triton import selective_scan_triton as scan
         with on_device_of(x):
             return scan(
                 x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state,
@@ -138,11 +139,13 @@ def selective_scan_step(
         options["negative"] = True
     reals, maps = (x, dt, D, z, dt_bias), (A, B, C, state)
     obstacle = NO_GRADIENT if needs_gradient(*reals, *maps) else None
-    if _use_triton("selective_scan_step", backend, reals, maps, obstacle=obstacle):
-        from subquad.kernels.selective_scan.triton import selective_scan_step_triton
-        from subquad.kernels.selective_scan.triton.complex import selective_scan_step_complex
-
-        step = selective_scan_step_complex if _is_complex(A, B, C, state) else selective_scan_step_triton
+    is_complex = _is_complex(*maps)
+    if _use_triton("selective_scan_step", backend, reals, maps, is_complex, obstacle=obstacle):
+        step: Callable[..., Tensor]
+        if is_complex:
+            from subquad.kernels.selective_scan.triton.complex import selective_scan_step_complex as step
+        else:
+            from subquad.kernels.selective_scan.triton import selective_scan_step_triton as step
         with on_device_of(x):
             return step(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, **options)
     with torch.autocast(x.device.type, enabled=False):
@@ -213,17 +216,19 @@ def _use_triton(
     backend: str,
     reals: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
     maps: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    is_complex: bool,
     obstacle: str | None = None,
 ) -> bool:
-    """maps: A, B, C and the state, of which each may be complex."""
+    """maps: A, B, C and the state, of which each may be complex.   is_complex: whether one is."""
     num_states = maps[0].shape[1]
     if not (reals[0].numel() and num_states):
         obstacle = NO_ELEMENT
     elif num_states > MAX_STATES_TRITON:
         obstacle = f"takes N up to {MAX_STATES_TRITON}, got N={num_states}"
-    # the dtype of the real and imaginary parts decides for a complex tensor
-    parts = (m.real if m is not None and m.is_complex() else m for m in maps)
-    return use_triton(op, backend, *reals, *parts, obstacle=obstacle)
+    if is_complex:
+        # the dtype of the real and imaginary parts decides for a complex tensor
+        maps = tuple(m.real if m is not None and m.is_complex() else m for m in maps)  # type: ignore[assignment]
+    return use_triton(op, backend, *reals, *maps, obstacle=obstacle)
 
 
 def _check(
@@ -238,17 +243,17 @@ def _check(
     dt_bias: Tensor | None,
     initial_state: Tensor | None,
 ) -> None:
-    if x.ndim != 3 or x.shape[1] == 0:
-        raise ValueError(f"selective_scan: x must be [batch, length, width] with length >= 1, got {list(x.shape)}.")
-    if A.ndim != 2 or A.shape[0] != x.shape[2]:
-        raise ValueError(f"selective_scan: A must be [width, N] with width {x.shape[2]}, got {list(A.shape)}.")
-    batch, length, width = x.shape
+    shape = x.shape
+    if len(shape) != 3 or shape[1] == 0:
+        raise ValueError(f"selective_scan: x must be [batch, length, width] with length >= 1, got {list(shape)}.")
+    batch, length, width = shape
+    if A.ndim != 2 or A.shape[0] != width:
+        raise ValueError(f"selective_scan: A must be [width, N] with width {width}, got {list(A.shape)}.")
     state = A.shape[1]
     maps = [(batch, length, state), (width, state)]
     wanted: dict[str, tuple[Tensor | None, Allowed]] = {
-        "dt": (dt, (batch, length, width)), "B": (B, maps), "C": (C, maps), "D": (D, (width,)),
-        "z": (z, (batch, length, width)), "dt_bias": (dt_bias, (width,)),
-        "initial_state": (initial_state, (batch, width, state)),
+        "dt": (dt, shape), "B": (B, maps), "C": (C, maps), "D": (D, (width,)), "z": (z, shape),
+        "dt_bias": (dt_bias, (width,)), "initial_state": (initial_state, (batch, width, state)),
     }  # fmt: skip
     check_shapes("selective_scan", wanted, to_go_with="x and A")
 

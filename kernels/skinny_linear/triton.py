@@ -210,7 +210,7 @@ def skinny_linear_triton(
     tile = tuning(rows, outputs, channels, group)
     x, gate, residual = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, gate, residual))
     dtype = weight.dtype if residual is None else torch.promote_types(weight.dtype, residual.dtype)
-    y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
+    y = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     # Triton looks for multiples of 16 only, but those of 8 are enough for loads of 16 bytes
     sizes = channels | weight.stride(0) | (0 if rows == 1 else x.stride(0))
     unit = 8 if sizes % 16 == 8 else 1

@@ -294,8 +294,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor | None]:
     """h of every step, and c, n and m of every step where they are to be kept. `final` is filled."""
     batch, length, _, heads, width = x.shape
-    y = torch.empty((batch, length, heads, width), dtype=x.dtype, device=x.device)
-    states = torch.empty((batch, length, 3, heads, width), dtype=torch.float32, device=x.device) if keep else None
+    y = torch.empty(batch, length, heads, width, dtype=x.dtype, device=x.device)
+    states = torch.empty(batch, length, 3, heads, width, dtype=torch.float32, device=x.device) if keep else None
     work = _plan(x)
     given = initial if initial is not None else final
     stride_b, stride_p = (0, 0) if given is None else given.stride()[:2]
@@ -310,7 +310,7 @@ def _weights(initial: Tensor | None, y: Tensor, dx: Tensor, work: Plan) -> Tenso
     """Returns dR [4, H, K, K] in float32."""
     batch, length, _, heads, width = dx.shape
     chunks = cdiv(batch * length, CHUNK)
-    partial = torch.empty((chunks, 4, heads, width, width), dtype=torch.float32, device=dx.device)
+    partial = torch.empty(chunks, 4, heads, width, width, dtype=torch.float32, device=dx.device)
     launch(
         _slstm_weights_kernel, chunks * 4 * heads, initial=initial, y=y, dx=dx, partial=partial,
         B=batch, T=length, H=heads, K=width, BLOCK_R=BLOCK_R, BLOCK_K=work.options["BLOCK_K"], CHUNK=CHUNK,
@@ -321,7 +321,7 @@ def _weights(initial: Tensor | None, y: Tensor, dx: Tensor, work: Plan) -> Tenso
 
 def _empty_like(x: Tensor) -> Tensor:
     batch, _, _, heads, width = x.shape
-    return torch.empty((batch, 4, heads, width), dtype=torch.float32, device=x.device)
+    return torch.empty(batch, 4, heads, width, dtype=torch.float32, device=x.device)
 
 
 class SLSTM(OnceDifferentiable):

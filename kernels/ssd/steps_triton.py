@@ -144,7 +144,7 @@ class Steps(OnceDifferentiable):
         if share is not None:
             drate, dshare = (torch.empty(x.shape, dtype=z.dtype, device=x.device) for z in (rate, share))
         heads = x.shape[1]
-        partial = torch.empty((programs, heads * (2 if share is None else 1)), dtype=torch.float32, device=x.device)
+        partial = torch.empty(programs, heads * (2 if share is None else 1), dtype=torch.float32, device=x.device)
         launch(
             _steps_bwd_kernel,
             programs,

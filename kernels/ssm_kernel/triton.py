@@ -367,7 +367,7 @@ def ssm_kernel_fwd(system: System, length: int) -> Tensor:
     """K [D, length] in float32; for dss-softmax its two filters [2 D, length] of `_ssm_kernel_fwd_kernel`."""
     width, num_states = system.C.shape
     plan = _plan(length, False)
-    taps = torch.empty((system.num_rows, length), dtype=torch.float32, device=system.C.device)
+    taps = torch.empty(system.num_rows, length, dtype=torch.float32, device=system.C.device)
     launch(
         _ssm_kernel_fwd_kernel,
         system.num_rows * plan.num_tiles,
@@ -393,7 +393,7 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
     width, num_states = C.shape
     plan = _plan(dtaps.shape[1], True)
     length, rows = dtaps.shape[1], system.num_rows
-    partial = torch.empty((plan.num_tiles, rows, 4, num_states), dtype=torch.float32, device=C.device)
+    partial = torch.empty(plan.num_tiles, rows, 4, num_states, dtype=torch.float32, device=C.device)
     launch(
         _ssm_kernel_bwd_kernel,
         rows * plan.num_tiles,
@@ -412,7 +412,7 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
         A_COMPLEX=A.is_complex(),
         **_tile_constants(plan),
     )
-    dA = torch.empty((width, num_states), dtype=A.dtype, device=A.device)
+    dA = torch.empty(width, num_states, dtype=A.dtype, device=A.device)
     dB = None if B is None else torch.empty_like(B)
     dC, ddt = torch.empty_like(C), torch.empty_like(dt)
     rest = slope = None

@@ -195,7 +195,7 @@ def token_shift_bwd(
     num_d, block_d, sizes = _sizes(x, len(mu))
     programs = cdiv(sizes["R"], CHUNK)
     dx, ddelta, dinitial = (None if z is None else torch.empty_like(z) for z in (x, delta, initial))
-    partial = torch.empty((programs, *mu.shape), dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, *mu.shape, dtype=torch.float32, device=x.device)
     launch(
         _token_shift_bwd_kernel,
         num_d * programs,

@@ -98,7 +98,7 @@ def forward(
     parts = split(q, tuning.tile)[0], split(k, tuning.tile)[0], split(v, tuning.tile)[0]
     o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     num_rows = parts[0].scales.shape[1] * tuning.tile
-    lse = torch.empty((batch * heads, num_rows), dtype=torch.float32, device=q.device)
+    lse = torch.empty(batch * heads, num_rows, dtype=torch.float32, device=q.device)
     saved = Saved(*parts, lse, positions, seed)
     launch(
         _forward_kernel,
@@ -126,10 +126,10 @@ def backward(do: Tensor, o: Tensor, saved: Saved, num_keys: int, call: Call) -> 
     parts, delta = split(do, tuning.tile, o)
     # in one tensor, because queries, keys and values often come from one product
     if num_keys == num_queries:
-        dq, dk, dv = torch.empty((batch, num_keys, 3, heads, size), dtype=o.dtype, device=o.device).unbind(2)
+        dq, dk, dv = torch.empty(batch, num_keys, 3, heads, size, dtype=o.dtype, device=o.device).unbind(2)
     else:
         dq = torch.empty_like(o)
-        dk, dv = torch.empty((batch, num_keys, 2, heads, size), dtype=o.dtype, device=o.device).unbind(2)
+        dk, dv = torch.empty(batch, num_keys, 2, heads, size, dtype=o.dtype, device=o.device).unbind(2)
     shared = {
         "q": saved.q.halves,
         "k": saved.k.halves,

@@ -68,9 +68,9 @@ def split(x: Tensor, tile: int, y: Tensor | None = None) -> tuple[Parts, Tensor 
     batch, length, heads, size = x.shape
     x, y = (z if z is None or z.stride(3) == 1 else z.contiguous() for z in (x, y))
     block_k, num = max(16, power_of_2(size)), cdiv(length, tile)
-    parts = torch.empty((batch * heads, 2, num * tile, block_k), dtype=torch.float16, device=x.device)
-    scales = torch.empty((batch * heads, num), dtype=torch.float32, device=x.device)
-    sums = None if y is None else torch.empty((batch * heads, num * tile), dtype=torch.float32, device=x.device)
+    parts = torch.empty(batch * heads, 2, num * tile, block_k, dtype=torch.float16, device=x.device)
+    scales = torch.empty(batch * heads, num, dtype=torch.float32, device=x.device)
+    sums = None if y is None else torch.empty(batch * heads, num * tile, dtype=torch.float32, device=x.device)
     y_strides = (0, 0, 0) if y is None else y.stride()
     launch(
         _split_kernel,

@@ -160,9 +160,9 @@ def attention_step_triton(
     rows = batch * heads
     longest = power_of_2(cdiv(keys.shape[1], 4 * block_t))
     splits = min(power_of_2(cdiv(tuning.programs, rows)), longest, 64)
-    sums = torch.empty((rows, splits, size), dtype=torch.float32, device=q.device)
-    maxima = torch.empty((rows, splits, 2), dtype=torch.float32, device=q.device)
-    o = torch.empty((batch, heads, size), dtype=v.dtype, device=q.device)
+    sums = torch.empty(rows, splits, size, dtype=torch.float32, device=q.device)
+    maxima = torch.empty(rows, splits, 2, dtype=torch.float32, device=q.device)
+    o = torch.empty(batch, heads, size, dtype=v.dtype, device=q.device)
     launch(
         _attend_kernel,
         (rows, splits),

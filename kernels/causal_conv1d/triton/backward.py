@@ -153,7 +153,7 @@ def conv_bwd(
     dx = empty_in_layout(x, x_first)
     dinitial = None if initial_state is None else torch.empty_like(initial_state)
     rows, programs, block_d, num_tiles = cover(x, tile)
-    partial = torch.empty((rows, width * (taps + 1)), dtype=torch.float32, device=x.device)
+    partial = torch.empty(rows, width * (taps + 1), dtype=torch.float32, device=x.device)
     stride_b, stride_t, stride_d = x.stride()
     dy_stride_b, dy_stride_t, dy_stride_d = dy.stride()
     launch(

@@ -100,5 +100,5 @@ def empty_in_layout(x: Tensor, channel_first: bool) -> Tensor:
     """An empty dense tensor of the shape and dtype of x."""
     batch, length, width = x.shape
     if channel_first:
-        return torch.empty((batch, width, length), dtype=x.dtype, device=x.device).transpose(1, 2)
-    return torch.empty((batch, length, width), dtype=x.dtype, device=x.device)
+        return torch.empty(batch, width, length, dtype=x.dtype, device=x.device).transpose(1, 2)
+    return torch.empty(batch, length, width, dtype=x.dtype, device=x.device)

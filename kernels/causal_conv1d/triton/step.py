@@ -67,7 +67,7 @@ def _conv_step_kernel(
 def conv_step(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, activation: str | None) -> Tensor:
     """x [B, D] to y [B, D]; state [B, D, W - 1] is updated in place. weight and bias are contiguous."""
     batch, width = x.shape
-    y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
+    y = torch.empty(batch, width, dtype=x.dtype, device=x.device)
     stride_b, stride_d = x.stride()
     state_stride_b, state_stride_d, state_stride_w = state.stride()
     launch(

@@ -103,7 +103,7 @@ def delta_rule_step_triton(
     if log_decay is not None:
         kind = CHANNEL if log_decay.dim() == 3 else HEAD
         log_decay = dense_channels(log_decay) if kind == CHANNEL else log_decay
-    o = torch.empty((batch, heads, value_dim), dtype=v.dtype, device=v.device)
+    o = torch.empty(batch, heads, value_dim, dtype=v.dtype, device=v.device)
     new = state if in_place else torch.empty_like(state)
     block_k = power_of_2(key_dim)
     block_v = min(power_of_2(value_dim), max(4, STEP_ELEMENTS // block_k))

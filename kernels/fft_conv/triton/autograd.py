@@ -71,7 +71,7 @@ def empty_like_streams(*streams: Tensor | None) -> list[Tensor] | None:
         return None
     if sorted(places) != list(range(min(places), min(places) + num * size, size)):
         return None
-    whole = torch.empty((batch, num, width, length), dtype=first.dtype, device=first.device)
+    whole = torch.empty(batch, num, width, length, dtype=first.dtype, device=first.device)
     return [whole[:, (place - min(places)) // size].transpose(1, 2) for place in places]
 
 

@@ -151,7 +151,7 @@ def chunks_gradient(source: Gated, gradient: Gated, length: int, lags: int) -> T
     tile_chunks = min(tile.rows, power_of_2(num_chunks))
     num_tiles = cdiv(num_chunks, tile_chunks) * cdiv(batch, tile.rows // tile_chunks)
     num_splits = min(num_tiles, cdiv(PROGRAMS_PER_PROCESSOR * num_processors(x.device), width * num_k))
-    products = torch.empty((num_splits, width, num_k, tile.chunk, tile.chunk), dtype=torch.float32, device=x.device)
+    products = torch.empty(num_splits, width, num_k, tile.chunk, tile.chunk, dtype=torch.float32, device=x.device)
     x_stride_b, x_stride_d = strides(x, 0, 2)
     g_stride_b, g_stride_d = strides(g, 0, 2)
     launch(
@@ -180,7 +180,7 @@ def chunks_gradient(source: Gated, gradient: Gated, length: int, lags: int) -> T
         NUM_STAGES=tile.options.num_stages,
         num_warps=tile.options.num_warps,
     )
-    dtaps = torch.empty((width, lags), dtype=torch.float32, device=x.device)
+    dtaps = torch.empty(width, lags, dtype=torch.float32, device=x.device)
     launch(
         _diagonals_kernel,
         width * num_k,

@@ -194,12 +194,12 @@ def split(x: Tensor) -> Gated:
 def _empty_halves(batch: int, width: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The two halves [B, size, D], with time contiguous, and their scales [B, D]."""
     pair = _empty_pair(batch, width, size, torch.float16, device)
-    return *pair, torch.empty((batch, width), dtype=torch.float32, device=device)
+    return *pair, torch.empty(batch, width, dtype=torch.float32, device=device)
 
 
 def _empty_pair(batch: int, width: int, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Two tensors [B, size, D], with time contiguous."""
-    first, second = torch.empty((2, batch, width, size), dtype=dtype, device=device).transpose(2, 3)
+    first, second = torch.empty(2, batch, width, size, dtype=dtype, device=device).transpose(2, 3)
     return first, second
 
 
@@ -233,7 +233,7 @@ def gated(
         out, rest = _empty_pair(batch, width, size, x.dtype, x.device)
     else:
         dtype = torch.float32 if gate is not None and operands is Operands.FLOAT32 else x.dtype
-        out = torch.empty((batch, width, size), dtype=dtype, device=x.device).transpose(1, 2)
+        out = torch.empty(batch, width, size, dtype=dtype, device=x.device).transpose(1, 2)
     if dgate is None and before is not None:
         dgate = empty_time_last(x)
     block = power_of_2(size) if in_halves else min(GATE_BLOCK, power_of_2(size))
@@ -241,7 +241,7 @@ def gated(
     direct_x, direct_gate, sums = None, None, None
     if direct is not None:
         direct_x, direct_gate = direct.x, direct.gate
-        sums = torch.empty((batch, width, cdiv(size, block)), dtype=torch.float32, device=x.device)
+        sums = torch.empty(batch, width, cdiv(size, block), dtype=torch.float32, device=x.device)
     gate_stride_b, gate_stride_d = strides(gate, 0, 2)
     direct_stride_b, direct_stride_d = strides(direct_x, 0, 2)
     direct_gate_stride_b, direct_gate_stride_d = strides(direct_gate, 0, 2)

@@ -247,7 +247,7 @@ def long_taps(filter: Tensor, length: int, lags: int) -> LongTaps:
     """The spectra of the first `lags` taps of filter [D, L], for sequences of some length."""
     plan = long_plan(length)
     waves, sums = outer_stage(filter.t()[None], lags, plan)
-    spectra = torch.empty((filter.shape[0], plan.num_rows, 2, plan.size), dtype=torch.float16, device=filter.device)
+    spectra = torch.empty(filter.shape[0], plan.num_rows, 2, plan.size, dtype=torch.float16, device=filter.device)
     launch(
         _long_taps_kernel,
         filter.shape[0] * plan.num_rows,
@@ -266,7 +266,7 @@ def conv_long(source: Gated, taps: LongTaps, epilogue: Epilogue, reverse: bool) 
     """The convolution of `source` with the taps, or with `reverse` the correlation, and the outputs of `epilogue`."""
     plan, (batch, length, width) = taps.plan, source.x.shape
     waves, sums = outer_stage(source.product, length, plan)
-    scales = torch.empty((width, batch, plan.num_rows), dtype=torch.float32, device=waves.device)
+    scales = torch.empty(width, batch, plan.num_rows, dtype=torch.float32, device=waves.device)
     most = width * plan.num_rows * batch // (LEAST_PROGRAMS * num_processors(waves.device))
     per_group = max(1, min(SEQUENCES_PER_PROGRAM, most))
     num_groups = cdiv(batch, per_group)
@@ -298,9 +298,9 @@ def conv_long_backward(x: Tensor, g: Gated, taps: LongTaps, epilogue: Epilogue, 
     plan, (batch, length, width) = taps.plan, g.x.shape
     rows = outer_stage(x, length, plan)
     g_rows = outer_stage(g.product, length, plan)
-    scales = torch.empty((width, batch, plan.num_rows), dtype=torch.float32, device=x.device)
+    scales = torch.empty(width, batch, plan.num_rows, dtype=torch.float32, device=x.device)
     taps_waves = torch.empty_like(taps.spectra)
-    taps_scales = torch.empty((width, plan.num_rows), dtype=torch.float32, device=x.device)
+    taps_scales = torch.empty(width, plan.num_rows, dtype=torch.float32, device=x.device)
     launch(
         _inner_backward_kernel,
         width * plan.num_rows,

@@ -187,8 +187,8 @@ def outer_stage(x: Tensor, length: int, plan: LongPlan) -> Rows:
     """The rows V of x [B, at least `length`, D]."""
     batch, _, width = x.shape
     num_tiles, tables = plan.size // plan.tile, LONG_TABLES.get(plan.num_rows, x.device)
-    waves = torch.empty((width, batch, plan.num_rows, 2, plan.size), dtype=torch.float16, device=x.device)
-    sums = torch.empty((width, batch, num_tiles), dtype=torch.float32, device=x.device)
+    waves = torch.empty(width, batch, plan.num_rows, 2, plan.size, dtype=torch.float16, device=x.device)
+    sums = torch.empty(width, batch, num_tiles, dtype=torch.float32, device=x.device)
     per_group = _per_group(batch * width, plan, x.device)
     stride_b, stride_t, stride_d = x.stride()
     launch(

@@ -270,8 +270,8 @@ def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
     """The spectra of the first `lags` taps of filter [D, L], for sequences of some length."""
     plan = conv_plan(length, lags)
     width, tables = filter.shape[0], TABLES.get(plan.columns, filter.device)
-    spectra = torch.empty((width, plan.num_k, 2, plan.size), dtype=torch.float16, device=filter.device)
-    factors = torch.empty((width, 2), dtype=torch.float32, device=filter.device)
+    spectra = torch.empty(width, plan.num_k, 2, plan.size, dtype=torch.float16, device=filter.device)
+    factors = torch.empty(width, 2, dtype=torch.float32, device=filter.device)
     stride_d, stride_l = filter.stride()
     launch(
         _taps_spectra_kernel,

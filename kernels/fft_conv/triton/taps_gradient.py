@@ -146,7 +146,7 @@ def taps_gradient(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
     plan = gradient_plan(length, lags)
     tables, options = TABLES.get(plan.columns, x.device), GRADIENT_OPTIONS[plan.columns]
     num_splits = min(batch, cdiv(PROGRAMS_PER_PROCESSOR * num_processors(x.device), width * plan.num_k))
-    spectra = torch.empty((num_splits, width, plan.num_k, plan.size, 2), dtype=torch.float32, device=x.device)
+    spectra = torch.empty(num_splits, width, plan.num_k, plan.size, 2, dtype=torch.float32, device=x.device)
     x_stride_b, x_stride_d = strides(x, 0, 2)
     g_stride_b, g_stride_d = strides(g, 0, 2)
     launch(
@@ -176,7 +176,7 @@ def taps_gradient(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
         **options._replace(num_stages=None).keywords(),
     )
     waves = torch.fft.ifft(torch.view_as_complex(spectra[0] if num_splits == 1 else spectra.sum(0)))
-    dtaps = torch.empty((width, lags), dtype=torch.float32, device=x.device)
+    dtaps = torch.empty(width, lags, dtype=torch.float32, device=x.device)
     launch(
         _lags_kernel,
         width * cdiv(lags, LAG_BLOCK),

@@ -98,7 +98,7 @@ def gated_linear_attention_step_triton(
             log_decay = dense_channels(log_decay)
         # a decay [H] is the same for the whole batch
         g_stride_b, g_stride_h = (0, log_decay.stride(0)) if log_decay.dim() == 1 else log_decay.stride()[:2]
-    o = torch.empty((batch, heads, value_dim), dtype=v.dtype, device=v.device)
+    o = torch.empty(batch, heads, value_dim, dtype=v.dtype, device=v.device)
     new = state if in_place else torch.empty_like(state)
     block_k = power_of_2(key_dim)
     block_v = min(power_of_2(value_dim), max(4, STEP_ELEMENTS // block_k))

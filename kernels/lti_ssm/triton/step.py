@@ -121,7 +121,7 @@ def lti_ssm_step_triton(
     tile = tile or tuning(batch, num_states)
     u, gate_in, gate_out = (x if x is None or x.stride(1) == 1 else x.contiguous() for x in (u, gate_in, gate_out))
     log_A_real = dense(system.log_A_real)
-    y = torch.empty((batch, width), dtype=u.dtype, device=u.device)
+    y = torch.empty(batch, width, dtype=u.dtype, device=u.device)
     launch(
         _lti_ssm_step_kernel,
         (cdiv(width, tile.block_d), cdiv(batch, tile.rows)),

@@ -206,7 +206,7 @@ def norm_bwd(
     num_partial = plan.programs * plan.block_h // heads
     partial = None
     if weight is not None:
-        partial = torch.empty((num_partial, columns), dtype=torch.float32, device=total.device)
+        partial = torch.empty(num_partial, columns, dtype=torch.float32, device=total.device)
     launch(
         _norm_bwd_kernel,
         plan.programs,

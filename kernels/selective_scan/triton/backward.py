@@ -412,12 +412,12 @@ def scan_backward(
     dx, ddt = _empty_dense(x), _empty_dense(dt)
     dz = None if z is None else _empty_dense(z)
     dB_totals, dC_totals = [
-        None if in_time else torch.empty((batch, division.splits, num_states, width), dtype=float32, device=device)
+        None if in_time else torch.empty(batch, division.splits, num_states, width, dtype=float32, device=device)
         for in_time in plan.in_time
     ]
     dinitial = None
     if initial_dtype is not None:
-        dinitial = torch.empty((batch, width, num_states), dtype=initial_dtype, device=device)
+        dinitial = torch.empty(batch, width, num_states, dtype=initial_dtype, device=device)
 
     kernel, launch_plan = _backward_plan(plan, matrix, dy_strides)
     of_maps = {} if matrix else {"dB": dB_totals, "dC": dC_totals}

@@ -91,7 +91,7 @@ def add_sums(
     plan, A, skip, bias = inputs.plan, inputs.A, inputs.skip, inputs.bias
     (batch, length, _), num_states, device = plan.shape, plan.num_states, A.device
     dB, dC = [
-        torch.empty((batch, length, num_states), dtype=dtype, device=device) if in_time else None
+        torch.empty(batch, length, num_states, dtype=dtype, device=device) if in_time else None
         for dtype, in_time in zip(plan.dtypes, plan.in_time, strict=True)
     ]
     dA = torch.empty_like(A)

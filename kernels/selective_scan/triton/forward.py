@@ -193,17 +193,17 @@ def scan_forward(
     """
     plan, device = inputs.plan, inputs.x.device
     (batch, length, width), num_states, splits = plan.shape, plan.num_states, plan.forward_division.splits
-    y = torch.empty((batch, length, width), dtype=inputs.x.dtype, device=device)
+    y = torch.empty(batch, length, width, dtype=inputs.x.dtype, device=device)
     final_state = chunks = None
     if return_final_state:
-        final_state = torch.empty((batch, width, num_states), dtype=torch.float32, device=device)
+        final_state = torch.empty(batch, width, num_states, dtype=torch.float32, device=device)
     if keep_chunks:
         num_chunks = cdiv(length, plan.tuning.chunk)
-        chunks = torch.empty((batch, num_chunks, num_states, width), dtype=torch.float32, device=device)
+        chunks = torch.empty(batch, num_chunks, num_states, width, dtype=torch.float32, device=device)
     start = initial_state
     if splits > 1:
-        start = torch.empty((batch, splits, num_states, width), dtype=torch.float32, device=device)
-        total_dt = torch.empty((batch, splits, width), dtype=torch.float32, device=device)
+        start = torch.empty(batch, splits, num_states, width, dtype=torch.float32, device=device)
+        total_dt = torch.empty(batch, splits, width, dtype=torch.float32, device=device)
         _scan(inputs, None, None, start, total_dt, None)
         ends_to_starts(plan, splits, inputs.A, total_dt, start, initial_state, reverse=False)
     _scan(inputs, start, y, final_state, None, chunks)

@@ -83,7 +83,7 @@ def selective_scan_step_triton(
     num_states = A.shape[1]
     padded = power_of_2(num_states)
     block_d = max(1, STATE_ELEMENTS // padded)
-    y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
+    y = torch.empty(batch, width, dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
     b_stride_b, b_stride_d, b_stride_n = map_strides(B)
     c_stride_b, c_stride_d, c_stride_n = map_strides(C)

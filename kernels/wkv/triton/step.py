@@ -48,7 +48,7 @@ def _wkv_step_kernel(
 def wkv_step_triton(k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, state: Tensor) -> Tensor:
     """`wkv_step` without gradients, for arguments whose shapes were checked; the state may have any strides."""
     batch, width = k.shape
-    y = torch.empty((batch, width), dtype=v.dtype, device=v.device)
+    y = torch.empty(batch, width, dtype=v.dtype, device=v.device)
     k, v = (m if m.stride(1) == 1 else m.contiguous() for m in (k, v))
     s_stride_b, s_stride_i, s_stride_d = state.stride()
     launch(

@@ -88,7 +88,7 @@ def selective_scan_step_complex(
     num_states = A.shape[1]
     padded = power_of_2(num_states)
     block_d = max(1, STATES // padded)
-    y = torch.empty((batch, width), dtype=x.dtype, device=x.device)
+    y = torch.empty(batch, width, dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
     A, B, C = (m.to(torch.complex64).resolve_conj() for m in (A, B, C))
     # in real numbers

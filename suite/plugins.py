@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import pickle
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
@@ -173,6 +174,8 @@ def reason_of(error: BaseException) -> str:
 def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: object, value: Any) -> Entry:
     if not isinstance(key, str) or not key:
         raise ValueError(f"--plugin {plugin}: {table}: a name must be a word, got {key!r}")
+    if isinstance(value, type):
+        _check_importable(f"--plugin {plugin}: {table}[{key!r}]", value)
     lines = (getattr(value, "__doc__", None) or "").strip().splitlines()
     # the dictionary itself is the place, because a value need not have a name of its own in the module
     return Entry(f"{module.__name__}:{table}[{key}]", lines[0] if lines else f"from {plugin}", identity)
@@ -188,3 +191,13 @@ def _identity(module: ModuleType) -> str:
             return f"{distributions[0]} {importlib.metadata.version(distributions[0])}"
     files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
     return f"{module.__name__} sha256 {files_digest(files, file.parent)[:16]}"
+
+
+def _check_importable(place: str, value: Any) -> None:
+    """Raises ValueError for a class that worker processes, to which runs are sent, cannot import."""
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError):
+        raise ValueError(
+            f"{place}: worker processes cannot import {value.__qualname__}; define the class at the top of the module"
+        ) from None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def tensors(state: Any) -> Iterator[Tensor]:
-    """The tensors of a state, in a fixed order."""
+    """The tensors of a state, in a fixed order. ValueError where a part could hide tensors."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, (tuple, list)):
@@ -19,6 +19,8 @@ def tensors(state: Any) -> Iterator[Tensor]:
     elif is_dataclass(state):
         for item in fields(state):
             yield from tensors(getattr(state, item.name))
+    else:
+        _check_plain(state)
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
@@ -26,10 +28,18 @@ def map_tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
     if isinstance(state, Tensor):
         return function(state)
     if isinstance(state, (tuple, list)):
-        return type(state)(map_tensors(function, part) for part in state)
+        parts = [map_tensors(function, part) for part in state]
+        return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
     if is_dataclass(state) and not isinstance(state, type):
         return replace(state, **{item.name: map_tensors(function, getattr(state, item.name)) for item in fields(state)})
+    _check_plain(state)
     return state
+
+
+def _check_plain(part: Any) -> None:
+    # the tensors of a dictionary or an object would be neither counted nor set back, without a word
+    if not (part is None or isinstance(part, (bool, int, float, str))):
+        raise ValueError(f"a state has a {type(part).__name__}; keep its tensors in tuples, lists or dataclasses")
 
 
 def copy_into(old: Any, new: Any) -> None:

@@ -54,10 +54,12 @@ class Layer(nn.Module):
     def _checked(self, y: Any, shape: Sequence[int], x: Tensor) -> Tensor:
         """Returns y, the result of the mixer for x. Raises ValueError unless it is a tensor of this shape.
 
-        It also raises where y has fewer digits than the run: it has lost what the residual stream would keep.
+        It also raises where y has fewer digits than the run, since it has lost what the residual stream would keep, or
+        more than float32 in a run of less than float64, since the next layer cannot read them.
         """
         y = of_shape(self.mixer, y, shape)
-        if torch.promote_types(y.dtype, wanted := autocast_dtype(x)) != y.dtype:
+        wanted = autocast_dtype(x)
+        if y.dtype not in (wanted, torch.promote_types(wanted, torch.float32)):
             name = type(self.mixer).__name__
             raise ValueError(f"{name}.forward returns {y.dtype} in a run of {wanted}; return y.to(x.dtype).")
         return y
@@ -80,11 +82,13 @@ class Layer(nn.Module):
         """`forward` from a state, and the state behind the inputs."""
         x, residual = self._enter(self.mixer_norm, residual, branch)
         y, state = self.mixer.prefill(x, state, padding)
+        y = of_shape(self.mixer, y, x.shape, "prefill")
         return *self._channel(*self._leave(self.mixer_norm, residual, y)), state
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         if not self.prenorm:
             y_t, state = self.mixer.step(x_t, state)
+            y_t = of_shape(self.mixer, y_t, x_t.shape, "step")
             return joined(*self._channel(*self._leave(self.mixer_norm, x_t, y_t))), state
         x_t, state = self.mixer.branch_step(x_t, self.mixer_norm, state)
         if isinstance(self.channel, ChannelMixer) and self.channel_norm is not None:

@@ -14,12 +14,13 @@ from subquad.models.parts.time_axis import LeftPadding, take_positions
 from subquad.suite.state import map_tensors, tensors
 
 
-def of_shape(mixer: nn.Module, y: Any, shape: Sequence[int]) -> Tensor:
-    """Returns y, the result of a mixer. Raises ValueError unless it is a tensor of this shape."""
+def of_shape(mixer: nn.Module, y: Any, shape: Sequence[int], method: str = "forward") -> Tensor:
+    """Returns y, the result of a method of the mixer. Raises ValueError unless it is a tensor of this shape."""
     if isinstance(y, Tensor) and y.shape == shape:
         return y
     got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-    raise ValueError(f"{type(mixer).__name__}.forward must return [B, T, D] = {list(shape)}, got {got}.")
+    axes = "[B, D]" if len(shape) == 2 else "[B, T, D]"
+    raise ValueError(f"{type(mixer).__name__}.{method} must return {axes} = {list(shape)}, got {got}.")
 
 
 class Mixer(nn.Module):
@@ -66,7 +67,7 @@ class Mixer(nn.Module):
         A mixer that begins and ends with a linear map is a `FusedStepMixer`, which needs no kernels for norm and sum.
         """
         y_t, state = self.step(add_norm(norm, None, x_t, autocast_dtype(x_t))[0], state)
-        return x_t + y_t, state
+        return x_t + of_shape(self, y_t, x_t.shape, "step"), state
 
     def restart(self, state: Any) -> None:
         """Sets a state back to that before the first step, in place."""
@@ -87,7 +88,7 @@ class Mixer(nn.Module):
             y_t, state = self.step(x[:, t], state)
             if padding is not None:
                 state = choose_rows(padding.time[:, t] >= 0, state, before)
-            outputs.append(y_t)
+            outputs.append(of_shape(self, y_t, x[:, t].shape, "step"))
         return torch.stack(outputs, dim=1), state
 
     def state_size(self, length: int) -> int:

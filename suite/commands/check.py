@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -10,6 +13,10 @@ import typer
 
 from subquad.suite.commands.repository import Plugins, Repository, Set, repository_of
 from subquad.suite.options import options_in, parse
+from subquad.suite.plugins import reason_of
+
+SLOW = 30.0
+"""Seconds that a law of a sound model is far from, also on a busy machine."""
 
 
 class Part(StrEnum):
@@ -64,8 +71,13 @@ def check_model(repository: Repository, name: str, overrides: Sequence[str] = ()
     options = _options(overrides, Part.model)
     parse(config, options, f"model {name}")
     # options that do not go together are a fault of the caller's and break no law
-    laws.build(config, **options)
-    return _try(name, laws.LAWS, config, **options)
+    try:
+        laws.build(config, **options)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"model {name} cannot be built: {reason_of(error)}") from error
+    return _try(name, laws.LAWS, config, needed=laws.calls_stand_alone, **options)
 
 
 def _options(overrides: Sequence[str], part: Part) -> dict[str, Any]:
@@ -92,8 +104,25 @@ def _of_operator(workload: Any) -> tuple[Iterable[Callable[..., None]], Any]:
     return laws.LAWS, operator
 
 
-def _try(name: str, laws: Iterable[Callable[..., None]], *arguments: Any, **options: Any) -> int:
-    """Tries all laws, prints a line for each, and returns how many are broken."""
+class _Printed:
+    """Standard output while a law is tried: passes everything on to standard error and counts the lines."""
+
+    def __init__(self) -> None:
+        self.lines = 0
+
+    def write(self, text: str) -> int:
+        self.lines += text.count("\n")
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def _try(name: str, laws: Iterable[Callable[..., None]], *arguments: Any, needed: object = None, **options: Any) -> int:
+    """Tries all laws, prints a line for each, and returns how many are broken.
+
+    needed: the law without which the others mean nothing. If it is broken, none of them is tried.
+    """
     from rich.console import Console
 
     from subquad.suite.laws.tasks import NotApplicable
@@ -104,23 +133,39 @@ def _try(name: str, laws: Iterable[Callable[..., None]], *arguments: Any, **opti
         text = f"{word:<8}{what}" + (f":\n        {reason}" if reason else "")
         console.print(text, style=style, markup=False, highlight=False)
 
-    words = []
+    words: list[str] = []
+    seen: set[str] = set()
+    printed = _Printed()
     for law in laws:
         what = (law.__doc__ or law.__name__).splitlines()[0].rstrip(".")
+        start = time.perf_counter()
         try:
-            law(*arguments, **options)
+            # `console` has the standard output of before, so verdicts and what the code under test prints are apart
+            with contextlib.redirect_stdout(printed):
+                law(*arguments, **options)
         except NotApplicable as reason:
             words.append("n/a")
             say("n/a", what, str(reason))
-        except AssertionError as error:
+        except (Exception, SystemExit) as error:
+            wrong = isinstance(error, AssertionError)
+            text = str(error) if wrong else f"{type(error).__name__}: {error}"
             words.append("broken")
-            say("broken", what, str(error), "red")
-        except Exception as error:
-            words.append("broken")
-            say("raised", what, f"{type(error).__name__}: {error}", "red")
+            say("broken" if wrong else "raised", what, "the same" if text in seen else text, "red")
+            seen.add(text)
         else:
             words.append("ok")
             say("ok", what)
+        if (seconds := time.perf_counter() - start) > SLOW:
+            say("", f"this law took {seconds:.0f} s: its networks are tiny, so something is slow")
+        if words[-1] == "broken" and law is needed:
+            console.print(
+                f"{name} breaks the first law, without which the others mean nothing; they are tried once it holds",
+                markup=False,
+                highlight=False,
+            )
+            return 1
+    if printed.lines:
+        say("", f"{name} printed {printed.lines} lines, here to standard error; a run prints as much")
     broken, tried = words.count("broken"), len(words) - words.count("n/a")
     verdict = f"breaks {broken} of {tried}" if broken else f"obeys all {tried}"
     console.print(f"{name} {verdict} laws", markup=False, highlight=False)

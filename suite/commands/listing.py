@@ -41,7 +41,7 @@ def list_names(
     folders = list(dict.fromkeys(name.partition("/")[0] for name in names))
     folder = "" if kind is None or kind in list(Kind) else kind.rstrip("/")
     if folder and folder not in folders:
-        known = (*Kind, *folders)
+        known = (*(one.value for one in Kind), *folders)
         raise ValueError(f"list: no kind or folder {kind!r}{nearest(folder, known)}; there are: {', '.join(known)}")
     console = table_console()
     kinds = [Kind.experiments] if folder else [one for one in Kind if kind in (None, one)]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from subquad.suite.contracts import TaskSpec
 from subquad.suite.model import Model
+from subquad.suite.registry import few
 from subquad.suite.state import tensors
 
 LENGTH = 70
@@ -78,7 +79,7 @@ def unroll(model: Model, inputs: Tensor) -> tuple[Tensor, Any]:
 
 
 def stored_floats(state: Any) -> int:
-    """Number of floating elements in nested tuples, lists and dicts of tensors; complex ones count as two."""
+    """Number of floating elements in the tensors of a state; complex ones count as two."""
     return sum(
         part.numel() * (2 if part.is_complex() else 1)
         for part in tensors(state)
@@ -86,12 +87,49 @@ def stored_floats(state: Any) -> int:
     )
 
 
-def assert_near(found: Tensor, wanted: Tensor, what: str) -> None:
-    """Both are equal to rounding in float64: to 1e-9 of the largest element."""
+def _listed(shapes: list[torch.Size]) -> str:
+    return ", ".join(str(list(shape)) for shape in shapes) or "of no tensor"
+
+
+def assert_near(found: Tensor, wanted: Tensor, what: str, advice: str = "") -> None:
+    """Both are equal to rounding in float64: to 1e-9 of the largest element. advice: what to do where they are not."""
     assert found.shape == wanted.shape, f"{what}: shape {tuple(found.shape)} in place of {tuple(wanted.shape)}"
     assert torch.isfinite(found).all(), f"{what}: not finite"
     error = ((found - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30)).item()
-    assert error < 1e-9, f"{what}: the largest difference is {error:.1e} of the largest value"
+    if error < 1e-5:
+        advice = "as little as float32 loses; compute in the dtype of x"
+    said = f"{what}: the largest difference is {error:.1e} of the largest value" + (f"; {advice}" if advice else "")
+    assert error < 1e-9, said
+
+
+@torch.no_grad()
+def calls_stand_alone(config: Any, **options: Any) -> None:
+    """Outputs are finite, exist at every length, and depend on no earlier call and on no other row of the batch."""
+    model, inputs = build(config, **options), make_inputs(TOKENS)
+    outputs = model(inputs)
+    bad = (~torch.isfinite(outputs)).any(-1).any(0).nonzero().flatten().tolist()
+    assert not bad, f"{len(bad)} of {LENGTH} positions give NaN or infinity, the first of them is position {bad[0]}"
+    advice = "in evaluation, draw nothing at random and keep nothing from call to call"
+    assert_near(model(inputs), outputs, "a second call with the same inputs", advice)
+    assert_near(model(inputs[1:2]), outputs[1:2], "a row alone against the same in a batch", "never mix rows")
+    for length in (1, 2, 9):
+        try:
+            model(inputs[:, :length])
+        except Exception as error:
+            raise AssertionError(f"a sequence of length {length} ends in {type(error).__name__}: {error}") from error
+
+
+@torch.no_grad()
+def states_stand_alone(config: Any, **options: Any) -> None:
+    """Two batches are decoded side by side, a step of one after a step of the other, as each would be alone."""
+    model, inputs = build(config, **options), make_inputs(TOKENS, 9)
+    alone, _ = unroll(model, inputs)
+    state, other = model.init_state(3), model.init_state(3)
+    for t in range(inputs.shape[1]):
+        logits, state = model.step(inputs[:, t], state)
+        advice = "keep the state in what `step` takes and returns, and not in the mixer"
+        assert_near(logits, alone[:, t], f"step {t} beside another batch", advice)
+        _, other = model.step(inputs[:, t].flip(0), other)
 
 
 @torch.no_grad()
@@ -206,7 +244,8 @@ def states_keep_their_shapes(config: Any, **options: Any) -> None:
     state = model.init_state(2, 64)
     shapes = [part.shape for part in tensors(state)]
     first, state = model.step(inputs[:, 0], state)
-    assert [part.shape for part in tensors(state)] == shapes, "the state has other shapes after a step"
+    after = [part.shape for part in tensors(state)]
+    assert after == shapes, f"a state of 2 rows has the shapes {_listed(shapes)}, and after a step {_listed(after)}"
     model.restart(state)
     again, _ = model.step(inputs[:, 0], state)
     assert_near(again, first, "the first step after `restart`")
@@ -249,7 +288,7 @@ def gradients_are_slopes(config: Any, **options: Any) -> None:
     def value() -> Tensor:
         return (model(inputs) * weights).sum()
 
-    gradients = torch.autograd.grad(value(), parameters)
+    gradients = torch.autograd.grad(value(), parameters, materialize_grads=True, allow_unused=True)
     step = 1e-7
     for _ in range(2):
         directions = [torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) for p in parameters]
@@ -342,7 +381,9 @@ def second_derivatives_are_right_or_refused(config: Any, **options: Any) -> None
 
     def penalty(power: int, create_graph: bool) -> Tensor:
         loss = (model(inputs) ** power * weights).sum()
-        gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph)
+        gradients = torch.autograd.grad(
+            loss, list(parameters.values()), create_graph=create_graph, materialize_grads=True, allow_unused=True
+        )
         return torch.stack([(g.real * d).sum() for g, d in zip(gradients, directions, strict=True)]).sum()
 
     for power in (1, 2):
@@ -357,7 +398,7 @@ def second_derivatives_are_right_or_refused(config: Any, **options: Any) -> None
             ends.append(penalty(power, False).item())
         measured = (ends[0] - ends[1]) / (2 * step)
         assert abs(measured - slope) < 1e-3 * max(abs(measured), abs(ends[0])), (
-            f"the slope of the gradients in {', '.join(found)} is {measured:.6g} by differences, "
+            f"the slope of the gradients in {few(list(found))} is {measured:.6g} by differences, "
             f"{slope:.6g} by a second derivative, which is neither right nor refused"
         )
 
@@ -429,12 +470,15 @@ def long_sequences_agree(config: Any, **options: Any) -> None:
     spec = dataclasses.replace(TOKENS, max_length=LONG)
     model, inputs = build(config, spec, **options), make_inputs(spec, LONG, 2)
     whole = model(inputs)
-    assert_near(model(inputs[:, :LENGTH]), whole[:, :LENGTH], f"the first {LENGTH} of {LONG} positions alone")
+    for length in (1, LENGTH):
+        assert_near(model(inputs[:, :length]), whole[:, :length], f"the first {length} of {LONG} positions alone")
     _assert_steps_follow_a_prompt(model, inputs, whole, LONG - 3)
 
 
 LAWS: tuple[Callable[..., None], ...] = (
+    calls_stand_alone,
     is_causal,
+    states_stand_alone,
     steps_equal_parallel,
     prefill_equals_parallel,
     a_prompt_in_parts_is_right_or_refused,

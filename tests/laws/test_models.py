@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.time_axis import LeftPadding
 from subquad.suite.laws import models as laws
 from subquad.suite.laws.models import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
-from subquad.suite.state import tensors
+from subquad.suite.state import map_tensors, tensors
 
 OPTIONS = {"s4": {"d_state": 8}, "sashimi": {"num_layers": 1, "options": {"s4": {"d_state": 8}}}}
 """Options of models whose small network is large. Every stage of SaShiMi has `num_layers` blocks."""
@@ -67,22 +68,117 @@ class Short(LinearAttention):
         return torch.cat([super(Short, self).forward(part) for part in x.split(128, dim=1)], dim=1)
 
 
+class Undefined(LinearAttention):
+    """It gives NaN at its first position."""
+
+    def forward(self, x):
+        return super().forward(x) / (torch.arange(x.shape[1])[:, None] > 0)
+
+
+class Kept(LinearAttention):
+    """It begins with what the last call has left."""
+
+    def forward(self, x):
+        y = super().forward(x) + getattr(self, "last", 0.0)
+        self.last = y[:, -1:].mean(0)
+        return y
+
+
+class Mixed(LinearAttention):
+    """It normalises over the batch."""
+
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class Squeezed(LinearAttention):
+    """It loses the axis of time where that has one position."""
+
+    def forward(self, x):
+        return super().forward(x).squeeze(1)
+
+
+class Hidden(LinearAttention):
+    """Its state is an attribute."""
+
+    def init_state(self, batch_size, capacity):
+        self.kept = super().init_state(batch_size, capacity)
+        return ()
+
+    def _step(self, x_t, norm, residual, state):
+        y_t, self.kept = super()._step(x_t, norm, residual, self.kept)
+        return y_t, state
+
+
+class Rounded(LinearAttention):
+    """It computes in float32."""
+
+    def forward(self, x):
+        return super().forward(x.float().to(x.dtype))
+
+
+class Long(LinearAttention):
+    """Its step returns [B, 1, D]."""
+
+    branch_step = Mixer.branch_step
+
+    def step(self, x_t, state):
+        y_t, state = super().step(x_t, state)
+        return y_t[:, None], state
+
+
 @pytest.mark.parametrize(
     ("law", "mixer", "words"),
     [
+        (laws.calls_stand_alone, Undefined, "70 of 70 positions give NaN or infinity"),
+        (laws.calls_stand_alone, Kept, "a second call with the same inputs.* keep nothing from call to call"),
+        (laws.calls_stand_alone, Mixed, "a row alone .*; never mix rows"),
+        (laws.calls_stand_alone, Squeezed, "a sequence of length 1 ends in ValueError: Squeezed.forward must return"),
+        (laws.states_stand_alone, Hidden, "step 1 beside another batch: .* and not in the mixer"),
+        (laws.steps_equal_parallel, Rounded, "as little as float32 loses; compute in the dtype of x"),
         (laws.training_is_causal, Normed, "change earlier outputs"),
         (laws.evaluation_follows_training, Noisy, "an evaluation with another seed"),
         (laws.evaluation_follows_training, Stale, "an evaluation after training"),
         (laws.long_sequences_agree, Short, "a prompt of 330 and steps against parallel"),
     ],
 )
-def test_a_model_that_breaks_a_law_of_training_or_length_is_told_so(law, mixer, words):
+def test_a_model_that_breaks_a_law_is_told_so(law, mixer, words):
     class Mine(LinearAttentionConfig):
         def mixer(self, layer, spec):
             return mixer(self)
 
     with pytest.raises(AssertionError, match=words):
         law(Mine)
+
+
+@pytest.mark.parametrize("prenorm", [True, False])
+def test_a_step_of_another_shape_is_refused(prenorm):
+    class Mine(LinearAttentionConfig):
+        def mixer(self, layer, spec):
+            return Long(self)
+
+    model = laws.build(Mine, prenorm=prenorm)
+    with pytest.raises(ValueError, match=r"Long.step must return \[B, D\] = \[3, 32\], got \[3, 1, 32\]"):
+        unroll(model, make_inputs(TOKENS, 2))
+    with pytest.raises(ValueError, match=r"Long.step must return"):
+        Mixer.prefill(model.mixers[0], torch.zeros(3, 2, 32, dtype=torch.float64), model.init_state(3).mixers[0])
+
+
+@pytest.mark.parametrize("state", [{"S": torch.zeros(1)}, (torch.zeros(1), object())])
+def test_a_state_that_could_hide_tensors_is_refused(state):
+    for read in (lambda: list(tensors(state)), lambda: map_tensors(torch.clone, state)):
+        with pytest.raises(ValueError, match="keep its tensors in tuples, lists or dataclasses"):
+            read()
+
+
+def test_a_named_tuple_is_a_state():
+    class State(NamedTuple):
+        sums: Tensor
+        count: int
+
+    doubled = map_tensors(lambda part: 2 * part, State(torch.ones(1), 3))
+    assert isinstance(doubled, State)
+    assert (doubled.sums.item(), doubled.count) == (2, 3)
 
 
 @every_model

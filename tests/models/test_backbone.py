@@ -406,3 +406,14 @@ def test_a_mixer_that_loses_digits_is_refused_unless_the_run_has_no_more_of_them
         model(tokens)
     with torch.autocast("cpu", torch.bfloat16):
         model(tokens)
+
+
+def test_a_mixer_with_more_digits_than_the_next_layer_can_read_is_refused():
+    class Fine(Coarse):
+        def forward(self, x):
+            return x.double()
+
+    model = CoarseConfig(d_model=16).build(TOKENS)
+    model.layers[0].mixer = Fine()
+    with pytest.raises(ValueError, match=r"Fine.forward returns torch.float64 in a run of torch.float32; return"):
+        model(torch.zeros(2, 8, dtype=torch.long))

@@ -95,6 +95,10 @@ def test_a_name_that_is_taken_is_an_error(plugin, command_line):
         ("MODEL = {}", ["it defines none of MODELS, TASKS, OPERATORS"]),
         ("MODELS = [1]", ["MODELS must be a dictionary", "list"]),
         ("MODELS = {3: int}", ["a name must be a word, got 3"]),
+        (
+            "def make():\n    class Mine: pass\n    return Mine\nMODELS = {'mine': make()}",
+            ["MODELS['mine']: worker processes cannot import make.<locals>.Mine; define the class at the top"],
+        ),
     ],
 )
 def test_what_is_no_plugin_is_refused(plugin, command_line, text, words):
@@ -403,6 +407,41 @@ def test_a_broken_law_is_named(plugin, command_line):
     assert done.returncode == 1
     assert "broken  Later tokens do not change earlier outputs" in done.stdout
     assert "ok      Every trainable parameter has a finite gradient" in done.stdout
+
+
+def test_a_broken_first_law_is_all_that_is_tried_and_prints_are_apart(plugin, command_line):
+    path = plugin(
+        """
+        import sys
+        from subquad.models.linear_attention import LinearAttention, LinearAttentionConfig
+
+        class Ending(LinearAttention):
+            def forward(self, x):
+                print("in the mixer")
+                sys.exit(0)
+
+        class Mine(LinearAttentionConfig):
+            def mixer(self, layer, spec):
+                return Ending(self)
+
+        class Unbuilt(LinearAttentionConfig):
+            def mixer(self, layer, spec):
+                return Ending()
+
+        MODELS = {"ending": Mine, "unbuilt": Unbuilt}
+        """
+    )
+    done = command_line("check", "model", "ending", "--plugin", path)
+    assert done.returncode == 1
+    assert done.stdout.count("\n") == 3
+    assert "raised  Outputs are finite" in done.stdout
+    assert "SystemExit: 0" in done.stdout
+    assert "ending breaks the first law, without which the others mean nothing" in done.stdout
+    assert done.stderr == "in the mixer\n"
+    done = command_line("check", "model", "unbuilt", "--plugin", path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: model unbuilt cannot be built: TypeError: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_name_for_a_class_without_options_is_refused(plugin, grid, command_line):

@@ -19,6 +19,7 @@ REFUSED = [
     ("run docs", "docs: the folder has no grid.yaml; `list experiments`"),
     ("run quickstart --scale huge", "unknown scale 'huge'"),
     ("report quikstart", "unknown experiment 'quikstart'", "'quickstart'"),
+    ("list modles", "no kind or folder 'modles' (did you mean 'models'?)"),
     ("show ffffffff", "ffffffff"),
     ("check task flip-flop", "unknown task 'flip-flop'; there are: ", "your own needs --plugin"),
     ("bench causal_conv", "unknown operator 'causal_conv'", "did you mean 'causal_conv1d'"),

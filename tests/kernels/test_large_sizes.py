@@ -6,6 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+import subquad.kernels.fft_conv.triton.half_size as half_size
 import subquad.kernels.forget_gate.triton as forget_gate
 import subquad.kernels.h3_inner.triton as h3_inner
 import subquad.kernels.lti_ssm.triton.step as lti_ssm_kernel
@@ -32,7 +33,7 @@ def grids(monkeypatch):
         axes = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
         launched.append((axes, named))
 
-    for module in (forget_gate, h3_inner, lti_ssm_kernel, mamba_inner):
+    for module in (forget_gate, h3_inner, half_size, lti_ssm_kernel, mamba_inner):
         monkeypatch.setattr(module, "launch", launch)
     return launched
 
@@ -92,6 +93,18 @@ def test_the_grids_of_steps_have_room_for_two_million_rows(grids, monkeypatch):
     for axes, named in grids:
         assert_fits(axes)
         assert axes[0] * named.get("ROWS", named.get("BLOCK_B")) >= rows
+
+
+@pytest.mark.parametrize("processors", [1, 132, 2**20])
+def test_the_grid_of_half_size_transforms_has_room_for_a_million_channels(grids, monkeypatch, processors):
+    monkeypatch.setattr(half_size, "num_processors", lambda device: processors)
+    batch, width, half = 3, 2**20, 600
+    z, taps = (empty(*size, width, half + i, dtype=torch.complex64) for i, size in enumerate([(batch,), ()]))
+    half_size._product(z, taps, True, z, z)
+    ((axes, named),) = grids
+    assert_fits(axes)
+    assert axes[0] * named["BLOCK"] >= width * (half // 2 + 1)
+    assert 1 <= axes[1] <= batch
 
 
 @pytest.mark.parametrize("states", [1, 64, 512])

@@ -88,9 +88,11 @@ def _product_kernel(
     z, out, x: [B, D, M] complex, transforms of complex sequences.   taps [D, M + 1] complex, divided by 2 M.
     out: z times the taps, conjugated with CONJUGATE, or None.
     sums [splits, D, M + 1] complex: conj(X) V summed over the sequences of a program, with X and V the spectra of x and
-    z, or None.   Grid: blocks of k, channels, splits.
+    z, or None.   Grid: blocks of k of all channels, splits.
     """
-    i_k, i_d, i_s = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # channels are on the first axis of the grid, because the others end at 65535
+    num_k, i_s = tl.cdiv(M // 2 + 1, BLOCK), tl.program_id(1)
+    i_k, i_d = tl.program_id(0) % num_k, tl.program_id(0) // num_k
     o_k = i_k * BLOCK + tl.arange(0, BLOCK)
     mask = o_k <= M // 2
     o_m = tl.where(o_k == 0, 0, M - o_k)
@@ -105,7 +107,7 @@ def _product_kernel(
     if sums is not None:
         s_re, s_im = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
         r_re, r_im = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
-    part = tl.cdiv(B, tl.num_programs(2))
+    part = tl.cdiv(B, tl.num_programs(1))
     row = (i_s * part).to(tl.int64) * stride_b + i_d.to(tl.int64) * M * 2
     for _ in range(i_s * part, tl.minimum(B, (i_s + 1) * part)):
         k_re, k_im, m_re, m_im = _spectrum(z, row, o_k, o_m, w_re, w_im, mask)
@@ -140,7 +142,7 @@ def _product(z: Tensor, taps: Tensor, conjugate: bool, out: Tensor | None, x: Te
     parts = [None if t is None else torch.view_as_real(t) for t in (z, taps, out, x, sums)]
     launch(
         _product_kernel,
-        (blocks, width, splits),
+        (blocks * width, splits),
         z=parts[0],
         taps=parts[1],
         turns=TURNS.get(2 * half, z.device),

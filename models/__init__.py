@@ -79,6 +79,10 @@ MODELS = Registry(
         "delta-product": Entry(
             "subquad.models.deltanet:DeltaProductConfig", "several delta-rule steps per token (Siems et al. 2025)"
         ),
+        "mesanet": Entry(
+            "subquad.models.mesanet:MesaNetConfig",
+            "least squares over the past at each position (von Oswald et al. 2025)",
+        ),
         "rwkv": Entry("subquad.models.rwkv:RWKVConfig", "RWKV-4, a weighted mean over the past (Peng et al. 2023)"),
         "rwkv6": Entry(
             "subquad.models.rwkv6:RWKV6Config", "linear attention, one decay per key channel (Peng et al. 2024)"

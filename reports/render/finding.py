@@ -171,7 +171,7 @@ def caption(report: Report) -> str:
     return " ".join(parts)
 
 
-MOST_NAMES = 4
+MOST_NAMES = 5
 """Number of rows up to which a caption names those without a run."""
 
 

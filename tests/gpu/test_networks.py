@@ -24,6 +24,7 @@ CASES = {
     "gated-attention": {"num_layers": 2, "d_model": 64},
     "comba": {"num_layers": 2, "d_model": 64, "num_heads": 4},
     "gated-deltanet2": {"num_layers": 2, "d_model": 64},
+    "mesanet": {"num_layers": 2, "d_model": 64},
     "s4": {"num_layers": 2, "d_model": 64},
     "s4, legt": {"num_layers": 2, "d_model": 64, "init": "legt", "bidirectional": True},
     "s4d, real": {"num_layers": 2, "d_model": 64, "init": "real"},

@@ -111,6 +111,7 @@ MODEL_OPTIONS: dict[str, tuple[Network, ...]] = {
         Network("no convolutions", {"d_conv": None}),
     ),
     "comba": (Network("more heads of values", {"num_heads": 2, "num_value_heads": 4, "correction": 0.02}),),
+    "mesanet": (Network("wide keys", {"num_heads": 2, "expand_k": 1.5, "d_conv": 3}),),
     "gated-deltanet2": (Network("more heads of values", {"num_heads": 2, "num_value_heads": 4}),),
     "delta-product": (
         Network("three steps", {"num_householder": 3, "num_heads": 2}),

@@ -136,7 +136,9 @@ def test_every_model_can_be_counted_and_none_is_changed_by_it(name):
     weights = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
     counter = OperationCounter(model)
-    assert counter.training_step(batch()) > 2.5 * counter.forward(batch().inputs) > 0
+    # a system is solved a second time for its gradient, and its steps have none (test_mesanet.py counts them)
+    least = 2.0 if name == "mesanet" else 2.5
+    assert counter.training_step(batch()) > least * counter.forward(batch().inputs) > 0
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(weights[key], value) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -34,6 +34,7 @@ REFUSED = {
         ("at least 2 lags", {"kernel_length": 1}),
         ("reads the past only", {"kernel_length": 9, "bidirectional": True}),
     ],
+    "mesanet": [("needs d_conv in 2..4", {"d_conv": 5})],
     "gsa": [
         ("choose one of none, learned, sinusoidal", {"position": "rope"}),
         ("num_layers\n.*greater than or equal to 1", {"num_layers": 0}),

@@ -354,10 +354,10 @@ def test_a_cost_of_another_experiment_stands_beside_its_rows_with_the_device(mak
 
 
 def test_a_figure_leaves_out_rows_without_runs_and_names_them_or_says_how_many(make):
-    names = [f"m{i}" for i in range(7)]
+    names = [f"m{i}" for i in range(8)]
     table = {"rows": {name: {"model.name": name} for name in names}, "columns": {"recall": {}}}
     config = grid(table=table, sweep={"model.name": names}, figure={"kind": "seeds"})
-    for count, said in ((2, "Not run: 5 of 7 rows."), (4, "Not run: m4, m5, m6."), (7, "")):
+    for count, said in ((2, "Not run: 6 of 8 rows."), (5, "Not run: m5, m6, m7."), (8, "")):
         report = make(*(make_run(name, "induction-heads", 0, 0.5) for name in names[:count]), config=config, **NOTHING)
         note = words_of(report).note
         assert said in note

@@ -22,37 +22,16 @@ from subquad.kernels.transpose import empty_time_last
 
 
 @triton.jit
-def finish(
-    b_y,
-    o_b,
-    o_t,
-    m_t,
-    i_d,
-    skip,
-    direct,
-    direct_gate,
-    scale,
-    other,
-    y,
-    plain,
-    product,
-    D,
-    T,
-    direct_stride_b,
-    direct_stride_d,
-    direct_gate_stride_b,
-    direct_gate_stride_d,
-    scale_stride_b,
-    scale_stride_d,
-    other_stride_b,
-    other_stride_d,
-    y_stride_b=None,
-):
+def finish(b_y, o_b, o_t, m_t, i_d, D, T, tensors, strides_b, strides_d, y_stride_b=None):
     """Adds the skip to b_y, the sums over taps, and stores the outputs; see the module docstring.
 
     b_y: one row for each sequence o_b and offset in time of o_t. m_t: mask of the elements that are in a sequence.
+    tensors: the arguments that `tensor_arguments` names. strides_b, strides_d: strides of the four inputs among them.
     y_stride_b: distance of two sequences in all outputs; None: they are dense.
     """
+    skip, direct, direct_gate, scale, other, y, plain, product = tensors
+    direct_stride_b, direct_gate_stride_b, scale_stride_b, other_stride_b = strides_b
+    direct_stride_d, direct_gate_stride_d, scale_stride_d, other_stride_d = strides_d
     o_y = (o_b * D + i_d)[:, None] * T + o_t
     if y_stride_b is not None:
         o_y = (o_b * y_stride_b + i_d * T)[:, None] + o_t

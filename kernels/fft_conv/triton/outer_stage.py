@@ -131,6 +131,9 @@ def _inverse_outer_kernel(
     o_wave = o_j[:, None] * (2 * SIZE) + o_q[None, :]
     m_wave = (o_j < M)[:, None] & (o_q >= 0)[None, :]
     first = (i_group * per_group).to(tl.int64)
+    tensors = skip, direct, direct_gate, scale, other, y, plain, product
+    strides_b = direct_stride_b, direct_gate_stride_b, scale_stride_b, other_stride_b
+    strides_d = direct_stride_d, direct_gate_stride_d, scale_stride_d, other_stride_d
     for i in range(tl.minimum(per_group, num_sequences - first)):
         i_s = first + i
         p_wave = waves + i_s * M * (2 * SIZE) + o_wave
@@ -142,31 +145,7 @@ def _inverse_outer_kernel(
         b_r, b_i = b_r * b_scales, b_i * b_scales
         b_y = tl.dot(b_re, b_r * b_cos + b_i * b_sin)
         b_y = tl.dot(b_im, b_i * b_cos - b_r * b_sin, b_y)
-        finish(
-            b_y * (largest / M),
-            i_s % B + o_p * 0,
-            o_t,
-            o_t < T,
-            i_s // B,
-            skip,
-            direct,
-            direct_gate,
-            scale,
-            other,
-            y,
-            plain,
-            product,
-            D,
-            T,
-            direct_stride_b,
-            direct_stride_d,
-            direct_gate_stride_b,
-            direct_gate_stride_d,
-            scale_stride_b,
-            scale_stride_d,
-            other_stride_b,
-            other_stride_d,
-        )
+        finish(b_y * (largest / M), i_s % B + o_p * 0, o_t, o_t < T, i_s // B, D, T, tensors, strides_b, strides_d)
 
 
 class Rows(NamedTuple):

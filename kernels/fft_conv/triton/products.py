@@ -1,7 +1,6 @@
 """The long convolution by products with Toeplitz matrices on matrix units, without a transform.
 
-For few taps; `spectra.py` takes over where a transform costs less. What the lines of both have in common are the
-parameters of `epilogue.finish`, which every kernel with its outputs lists by name.
+For few taps; `spectra.py` takes over where a transform costs less.
 
 A sequence lies as rows of C steps. With x the input of row c, step by step backwards from the end of the row,
 
@@ -261,6 +260,9 @@ def _conv_kernel(
                 b_h = _load_taps(p_rows + (SHIFTS * size + m * K), REVERSE)
                 b_long = _multiply(b_long, b_x, b_h, PRECISION)
 
+    tensors = skip, direct, direct_gate, scale, other, y, plain, product
+    strides_b = direct_stride_b, direct_gate_stride_b, scale_stride_b, other_stride_b
+    strides_d = direct_stride_d, direct_gate_stride_d, scale_stride_d, other_stride_d
     for part in tl.static_range(PARTS):
         b_y = b_long
         o_t = (i_long + o_c)[:, None] * C + o_j[None, :]
@@ -270,32 +272,7 @@ def _conv_kernel(
         if x_scale is not None:
             b_scale = tl.load(x_scale + (o_b * D + i_d), mask=m_b, other=0.0) * tl.load(taps_scale + i_d)
             b_y *= b_scale[:, None]
-        finish(
-            b_y,
-            o_b,
-            o_t,
-            m_b[:, None] & (o_t < T),
-            i_d,
-            skip,
-            direct,
-            direct_gate,
-            scale,
-            other,
-            y,
-            plain,
-            product,
-            D,
-            T,
-            direct_stride_b,
-            direct_stride_d,
-            direct_gate_stride_b,
-            direct_gate_stride_d,
-            scale_stride_b,
-            scale_stride_d,
-            other_stride_b,
-            other_stride_d,
-            y_stride_b,
-        )
+        finish(b_y, o_b, o_t, m_b[:, None] & (o_t < T), i_d, D, T, tensors, strides_b, strides_d, y_stride_b)
 
 
 class ShiftedTaps(NamedTuple):

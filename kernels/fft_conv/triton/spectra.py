@@ -198,6 +198,9 @@ def _conv_spectra_kernel(
     p_spectra = spectra + i_d * (NUM_K * 2 * SIZE)
     b_zero = tl.zeros([R, N], tl.float16)
     first = (i_group * per_group).to(tl.int64)
+    tensors = skip, direct, direct_gate, scale, other, y, plain, product
+    strides_b = direct_stride_b, direct_gate_stride_b, scale_stride_b, other_stride_b
+    strides_d = direct_stride_d, direct_gate_stride_d, scale_stride_d, other_stride_d
     for b in range(tl.minimum(per_group, B - first)):
         i_b = first + b
         p_x = x + (i_b * x_stride_b + i_d * x_stride_d)
@@ -231,31 +234,7 @@ def _conv_spectra_kernel(
             # adding one part after the other takes fewer registers
             b_y = tl.dot(tl.trans(b_re), b_ur * b_cos + b_ui * b_sin)
             b_y = tl.dot(tl.trans(b_im), b_ui * b_cos - b_ur * b_sin, b_y)
-            finish(
-                b_y * (back / times),
-                i_b + o_r * 0,
-                o_x,
-                o_x < T,
-                i_d,
-                skip,
-                direct,
-                direct_gate,
-                scale,
-                other,
-                y,
-                plain,
-                product,
-                D,
-                T,
-                direct_stride_b,
-                direct_stride_d,
-                direct_gate_stride_b,
-                direct_gate_stride_d,
-                scale_stride_b,
-                scale_stride_d,
-                other_stride_b,
-                other_stride_d,
-            )
+            finish(b_y * (back / times), i_b + o_r * 0, o_x, o_x < T, i_d, D, T, tensors, strides_b, strides_d)
 
 
 class TapsSpectra(NamedTuple):

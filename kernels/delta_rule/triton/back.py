@@ -21,7 +21,7 @@ from subquad.kernels.delta_rule.triton.segments import (
     store_last_state,
 )
 from subquad.kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Strides, group_size, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, PositionStrides, group_size, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -191,9 +191,7 @@ def _back_plan(
     shape: tuple[int, ...],
     groups: int,
     value_dim: int,
-    q: Strides,
-    k: Strides,
-    do: Strides,
+    strides: PositionStrides,
     segments: Segments,
     part: int,
     by_rows: bool,
@@ -201,9 +199,9 @@ def _back_plan(
 ) -> LaunchPlan:
     """The plan of one part. by_rows: no decay is that of a channel.   plain: values have keys of their own."""
     batch, length, heads, key_dim = shape
-    block_k, block_v, options = back_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
-    num_v = cdiv(value_dim, block_v)
-    sizes = (key_dim, block_k), (value_dim, block_v)
+    tile = back_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
+    num_v = cdiv(value_dim, tile.block_v)
+    sizes = (key_dim, tile.block_k), (value_dim, tile.block_v)
     return LaunchPlan(
         (plan.num_sequences(batch) * heads * num_v, segments.count - (part == ENDS)),
         T=length,
@@ -211,18 +209,11 @@ def _back_plan(
         scale=plan.scale,
         num_walked=segments.num_walked,
         num_v=num_v,
-        **position_strides(q=q, k=k, do=do),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=block_k,
-        BV=block_v,
+        **strides.arguments("q k do"),
         GROUP=group_size(heads, groups),
         PART=part,
-        PRECISION=plan.precision,
-        WHOLE=by_rows and is_whole(plan, length, *sizes, strides=(q, k, do)),
-        **options.keywords(),
+        WHOLE=by_rows and is_whole(plan, length, *sizes, strides=strides),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -255,12 +246,12 @@ def delta_back(
     segments = cut_time(plan, shape, value_dim, factors.kind)
     ends = new_ends(segments, k, shape, value_dim)
     first, last = boundary
-    strides = q.stride(), k.stride(), do.stride()
+    strides = PositionStrides.of(q, k, do)
     for part in segments.parts:
         writes = part != ENDS
         launch(
             _back_kernel,
-            _back_plan(plan, shape, k.shape[2], value_dim, *strides, segments, part, by_rows, plain),
+            _back_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain),
             q=q,
             k=k,
             do=do,

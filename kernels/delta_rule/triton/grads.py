@@ -23,13 +23,7 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from subquad.kernels.gated_linear_attention.triton.plan import (
-    CHANNEL,
-    Strides,
-    planned,
-    position_strides,
-    strides_of,
-)
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, PositionStrides, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -296,25 +290,14 @@ def _block_k(plan: Plan, key_dim: int) -> int:
 
 @planned
 def _grads_plan(
-    plan: Plan,
-    shape: tuple[int, ...],
-    value_dim: int,
-    q: Strides,
-    k: Strides,
-    beta: Strides,
-    g: Strides | None,
-    write: Strides | None,
-    plain: Strides | None,
-    v: Strides | None,
-    do: Strides,
-    steep: bool,
+    plan: Plan, shape: tuple[int, ...], value_dim: int, strides: PositionStrides, steep: bool | None
 ) -> LaunchPlan:
-    """The plan of the chunks that are factored by a tree (`steep`) or of the others."""
+    """The plan of the chunks that are factored by a tree (`steep`) or of the others; None: `_plain_grads_kernel`."""
     batch, length, heads, key_dim = shape
     tile, num_chunks = plan.tuning.grads[CHANNEL], plan.num_chunks(length)
     block_k, block_v = _block_k(plan, key_dim), plan.width(tile.block_v, value_dim)
     choices: dict[str, Any] = {}
-    if plain is None or steep:
+    if steep is not None:
         choices = {"LEVELS": plan.chunk.bit_length() - 1, "STEEP": steep}
     return LaunchPlan(
         batch * heads * num_chunks * cdiv(key_dim, block_k),
@@ -322,16 +305,9 @@ def _grads_plan(
         num_t=num_chunks,
         end_v=cdiv(value_dim, block_v) * block_v,
         scale=plan.scale,
-        **position_strides(q=q, k=k, beta=beta, g=g, write=write, plain=plain, v=v, do=do),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=block_k,
-        BV=block_v,
-        PRECISION=plan.precision,
+        **strides.arguments("q k beta g write plain v do"),
         **choices,
-        **tile.options.keywords(),
+        **(plan.constants(tile, heads, key_dim, value_dim) | {"BK": block_k}),
     )
 
 
@@ -365,13 +341,11 @@ def delta_grads(
     dg, dwrite, dplain = (None if x is None else x.new_empty(k.shape) for x in (g if needs_dg else None, write, plain))
     dbeta = k.new_empty((batch, length, heads, num_k), dtype=torch.float32)
     pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v)._asdict()
-    given = q, k, beta, g, write, plain, v, do
-    strides = [strides_of(x) for x in given]
-    for for_steep in (False, True):
-        kernel = _plain_grads_kernel if plain is not None and not for_steep else _grads_kernel
+    strides = PositionStrides.of(q, k, beta, g, write, plain, v, do)
+    for for_steep in (False if plain is None else None, True):
         launch(
-            kernel,
-            _grads_plan(plan, (batch, length, heads, key_dim), value_dim, *strides, for_steep),
+            _plain_grads_kernel if for_steep is None else _grads_kernel,
+            _grads_plan(plan, (batch, length, heads, key_dim), value_dim, strides, for_steep),
             q=q,
             k=k,
             beta=beta,

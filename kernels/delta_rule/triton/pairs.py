@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.kernels.delta_rule.triton.plan import Plan
 from subquad.kernels.delta_rule.triton.tiles import load_rows, store_rows
-from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, Strides, planned, position_strides, strides_of
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, PositionStrides, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -114,7 +114,7 @@ def _pairs_kernel(
 
 
 @planned
-def _pairs_plan(plan: Plan, shape: tuple[int, ...], v: Strides | None, do: Strides) -> LaunchPlan:
+def _pairs_plan(plan: Plan, shape: tuple[int, ...], strides: PositionStrides) -> LaunchPlan:
     batch, length, heads, value_dim = shape
     tile, num_chunks = plan.tuning.grads[CHANNEL], plan.num_chunks(length)
     block_v = plan.width(tile.block_v, value_dim)
@@ -124,7 +124,7 @@ def _pairs_plan(plan: Plan, shape: tuple[int, ...], v: Strides | None, do: Strid
         num_t=num_chunks,
         end_v=cdiv(value_dim, block_v) * block_v,
         scale=plan.scale,
-        **position_strides(v=v, do=do),
+        **strides.arguments("v do"),
         H=heads,
         V=value_dim,
         C=plan.chunk,
@@ -144,7 +144,7 @@ def chunk_pairs(plan: Plan, *, delta: Tensor, do: Tensor, dv: Tensor, v: Tensor 
     pairs = ChunkPairs(da, dl, da_plain, dl_plain, diagonals)
     launch(
         _pairs_kernel,
-        _pairs_plan(plan, do.shape, strides_of(v), do.stride()),
+        _pairs_plan(plan, do.shape, PositionStrides.of(v, do)),
         delta=delta,
         do=do,
         dv=dv,

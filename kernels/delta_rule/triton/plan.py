@@ -167,7 +167,7 @@ def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain:
     return Tile(block_k, block_v, options)
 
 
-def is_whole(plan: Plan, length: int, *sizes: tuple[int, int], strides: Sequence[Strides]) -> bool:
+def is_whole(plan: Plan, length: int, *sizes: tuple[int, int], strides: Sequence[Strides | None]) -> bool:
     """Whether a kernel in bfloat16 needs no masks: all sequences end with a chunk, and all channels with a tile.
 
     Without masks, offsets within a chunk are int32 (`load_rows`), so the positions of a chunk must be near in memory.
@@ -176,6 +176,6 @@ def is_whole(plan: Plan, length: int, *sizes: tuple[int, int], strides: Sequence
     strides: of inputs [B, T, H, ...].
     """
     pairs = (length, plan.chunk), *sizes
-    if any(plan.chunk * x[1] >= INT32_END for x in strides):
+    if any(x and plan.chunk * x[1] >= INT32_END for x in strides):
         return False
     return plan.work == torch.bfloat16 and plan.table is None and all(size % width == 0 for size, width in pairs)

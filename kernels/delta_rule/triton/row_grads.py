@@ -17,15 +17,7 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     exponential,
     load_head_decays,
 )
-from subquad.kernels.gated_linear_attention.triton.plan import (
-    HEAD,
-    Strides,
-    decay_kind,
-    group_size,
-    planned,
-    position_strides,
-    strides_of,
-)
+from subquad.kernels.gated_linear_attention.triton.plan import HEAD, PositionStrides, decay_kind, group_size, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -219,16 +211,7 @@ def _block_k(plan: Plan, kind: int, key_dim: int) -> int:
 
 @planned
 def _row_grads_plan(
-    plan: Plan,
-    kind: int,
-    shape: tuple[int, ...],
-    groups: int,
-    value_dim: int,
-    q: Strides,
-    k: Strides,
-    beta: Strides,
-    g: Strides | None,
-    do: Strides,
+    plan: Plan, kind: int, shape: tuple[int, ...], groups: int, value_dim: int, strides: PositionStrides
 ) -> LaunchPlan:
     batch, length, heads, key_dim = shape
     tile, num_chunks = plan.tuning.grads[kind], plan.num_chunks(length)
@@ -240,18 +223,11 @@ def _row_grads_plan(
         num_t=num_chunks,
         end_v=cdiv(value_dim, block_v) * block_v,
         scale=plan.scale,
-        **position_strides(q=q, k=k, beta=beta, g=g, do=do),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=block_k,
-        BV=block_v,
+        **strides.arguments("q k beta g do"),
         GROUP=group_size(heads, groups),
         DECAY=kind,
-        PRECISION=plan.precision,
-        WHOLE=is_whole(plan, length, *sizes, strides=(q, k, beta, do)),
-        **tile.options.keywords(),
+        WHOLE=is_whole(plan, length, *sizes, strides=strides),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -280,10 +256,10 @@ def row_grads(
     )
     dbeta = k.new_empty((batch, length, heads, num_k), dtype=torch.float32)
     dg = torch.empty_like(dbeta) if kind == HEAD and needs_dg else None
-    strides = [strides_of(x) for x in (q, k, beta, g, do)]
+    strides = PositionStrides.of(q, k, beta, g, do)
     launch(
         _row_grads_kernel,
-        _row_grads_plan(plan, kind, (batch, length, heads, key_dim), groups, value_dim, *strides),
+        _row_grads_plan(plan, kind, (batch, length, heads, key_dim), groups, value_dim, strides),
         q=q,
         k=k,
         beta=beta,

@@ -22,7 +22,7 @@ from subquad.kernels.delta_rule.triton.segments import (
     store_last_state,
 )
 from subquad.kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Strides, group_size, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, PositionStrides, group_size, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -214,9 +214,7 @@ def _walk_plan(
     shape: tuple[int, ...],
     groups: int,
     value_dim: int,
-    q: Strides,
-    k: Strides,
-    v: Strides,
+    strides: PositionStrides,
     segments: Segments,
     part: int,
     by_rows: bool,
@@ -228,11 +226,10 @@ def _walk_plan(
     tile = ends_tile(plan, key_dim, value_dim, **choose).tile
     if part != ENDS:
         tile = walk_tile(plan, key_dim, value_dim, **choose)
-    block_k, block_v, options = tile
-    num_v = cdiv(value_dim, block_v)
+    num_v = cdiv(value_dim, tile.block_v)
     if part == ENDS and segments.count > 2:
-        num_v += cdiv(key_dim, block_v)
-    sizes = (key_dim, block_k), (value_dim, block_v)
+        num_v += cdiv(key_dim, tile.block_v)
+    sizes = (key_dim, tile.block_k), (value_dim, tile.block_v)
     return LaunchPlan(
         (plan.num_sequences(batch) * heads * num_v, segments.count - (part == ENDS)),
         T=length,
@@ -240,18 +237,11 @@ def _walk_plan(
         scale=plan.scale,
         num_walked=segments.num_walked,
         num_v=num_v,
-        **position_strides(q=q, k=k, v=v),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=block_k,
-        BV=block_v,
+        **strides.arguments("q k v"),
         GROUP=group_size(heads, groups),
         PART=part,
-        PRECISION=plan.precision,
-        WHOLE=by_rows and is_whole(plan, length, *sizes, strides=(q, k, v)),
-        **options.keywords(),
+        WHOLE=by_rows and is_whole(plan, length, *sizes, strides=strides),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -287,12 +277,12 @@ def delta_walk(
     if factors.reach is not None:
         vanished = k.new_empty((segments.count - 1, batch, heads), dtype=torch.int32)
     first, last = boundary
-    strides = q.stride(), k.stride(), v.stride()
+    strides = PositionStrides.of(q, k, v)
     for part in segments.parts:
         writes = part != ENDS
         launch(
             _walk_kernel,
-            _walk_plan(plan, shape, k.shape[2], value_dim, *strides, segments, part, by_rows, plain),
+            _walk_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain),
             q=q,
             k=k,
             v=v,

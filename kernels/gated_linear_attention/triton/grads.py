@@ -25,15 +25,7 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from subquad.kernels.gated_linear_attention.triton.plan import (
-    HEAD,
-    Plan,
-    Strides,
-    decay_kind,
-    planned,
-    position_strides,
-    strides_of,
-)
+from subquad.kernels.gated_linear_attention.triton.plan import HEAD, Plan, PositionStrides, decay_kind, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import (
     as_operand,
     chunk_span,
@@ -251,17 +243,7 @@ def _block_k(plan: Plan, kind: int, key_dim: int) -> int:
 
 
 @planned
-def _grads_plan(
-    plan: Plan,
-    kind: int,
-    shape: tuple[int, ...],
-    value_dim: int,
-    q: Strides | None,
-    k: Strides,
-    v: Strides,
-    g: Strides | None,
-    do: Strides,
-) -> LaunchPlan:
+def _grads_plan(plan: Plan, kind: int, shape: tuple[int, ...], value_dim: int, strides: PositionStrides) -> LaunchPlan:
     batch, length, heads, key_dim = shape
     tile = plan.tuning.grads[kind]
     block_k, block_v = _block_k(plan, kind, key_dim), plan.width(tile.block_v, value_dim)
@@ -272,18 +254,11 @@ def _grads_plan(
         num_t=num_chunks,
         end_v=cdiv(value_dim, block_v) * block_v,
         scale=plan.scale,
-        **position_strides(q=q, k=k, v=v, g=g, do=do),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
+        **strides.arguments("q k v g do"),
         LEVELS=plan.chunk.bit_length() - 1,
-        BK=block_k,
-        BV=block_v,
         DECAY=kind,
         LIMIT=plan.mild,
-        PRECISION=plan.precision,
-        **tile.options.keywords(),
+        **(plan.constants(tile, heads, key_dim, value_dim) | {"BK": block_k}),
     )
 
 
@@ -315,10 +290,9 @@ def gla_grads(
     partial = dg_dtype is not None and kind == HEAD
     dg = new(torch.float32, cdiv(key_dim, _block_k(plan, kind, key_dim))) if partial else new(dg_dtype, key_dim)
     dk_more, dg_more = more
-    strides = strides_of(q), k.stride(), v.stride(), strides_of(g), do.stride()
     launch(
         _grads_kernel,
-        _grads_plan(plan, kind, k.shape, v.shape[-1], *strides),
+        _grads_plan(plan, kind, k.shape, v.shape[-1], PositionStrides.of(q, k, v, g, do)),
         q=q,
         k=k,
         v=v,

@@ -35,16 +35,7 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     head_prefix_suffix,
     load_head_decays,
 )
-from subquad.kernels.gated_linear_attention.triton.plan import (
-    HEAD,
-    Plan,
-    Strides,
-    Tile,
-    group_size,
-    planned,
-    position_strides,
-    strides_of,
-)
+from subquad.kernels.gated_linear_attention.triton.plan import HEAD, Plan, PositionStrides, Tile, group_size, planned
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.gated_linear_attention.triton.tiles import (
     as_operand,
@@ -65,11 +56,6 @@ class Weights(NamedTuple):
     """n [B, T, H]; None stands for w."""
     skip: Tensor | None = None
     """d [H]."""
-
-    @property
-    def strides(self) -> tuple[tuple[str, Strides | None], ...]:
-        """By the names of the arguments of kernels."""
-        return ("write", strides_of(self.write)), ("own", strides_of(self.own))
 
 
 NO_WEIGHTS = Weights()
@@ -308,27 +294,20 @@ def _group_reads_plan(
     tile: Tile,
     shape: tuple[int, ...],
     key_shape: tuple[int, ...],
-    strides: tuple[tuple[str, Strides | None], ...],
+    strides: PositionStrides,
     dv_stride_t: int | None = None,
 ) -> LaunchPlan:
     (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
     num_chunks = plan.num_chunks(length)
-    block_v = plan.width(tile.block_v, value_dim)
+    names = "q v write own" if dv_stride_t is None else "q k v do write own"
     return LaunchPlan(
-        batch * heads * num_chunks * cdiv(value_dim, block_v),
+        batch * heads * num_chunks * cdiv(value_dim, plan.width(tile.block_v, value_dim)),
         T=length,
         num_t=num_chunks,
-        **position_strides(**dict(strides)),
+        **strides.arguments(names),
         **({} if dv_stride_t is None else {"dv_stride_t": dv_stride_t}),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=plan.width(tile.block_k, key_dim),
-        BV=block_v,
         GROUP=group_size(heads, groups),
-        PRECISION=plan.precision,
-        **tile.options.keywords(),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -344,7 +323,7 @@ def gla_group_read(
 ) -> Tensor:
     """o [B, T, H, V] in `dtype`."""
     out = v.new_empty(v.shape, dtype=dtype)
-    strides = ("q", q.stride()), ("v", v.stride()), *weights.strides
+    strides = PositionStrides.of(q, v, weights.write, weights.own)
     launch(
         _group_read_kernel,
         _group_reads_plan(plan, plan.tuning.read[HEAD], v.shape, q.shape, strides),
@@ -387,7 +366,7 @@ def gla_group_values(
         for x in weights
     )
     dg = None if dg_dtype is None else v.new_empty((*v.shape[:3], num_v), dtype=torch.float32)
-    strides = ("q", q.stride()), ("k", k.stride()), ("v", v.stride()), ("do", do.stride()), *weights.strides
+    strides = PositionStrides.of(q, k, v, do, weights.write, weights.own)
     launch(
         _group_values_kernel,
         _group_reads_plan(plan, plan.tuning.group_values, v.shape, k.shape, strides, dv.stride(1)),

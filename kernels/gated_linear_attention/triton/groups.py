@@ -21,15 +21,7 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     load_head_decays,
 )
 from subquad.kernels.gated_linear_attention.triton.group_reads import NO_WEIGHTS, Weights, load_row
-from subquad.kernels.gated_linear_attention.triton.plan import (
-    HEAD,
-    Plan,
-    Strides,
-    group_size,
-    planned,
-    position_strides,
-    strides_of,
-)
+from subquad.kernels.gated_linear_attention.triton.plan import HEAD, Plan, PositionStrides, group_size, planned
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.gated_linear_attention.triton.tiles import (
     as_operand,
@@ -113,15 +105,7 @@ def _group_scores_kernel(
 
 
 @planned
-def _group_scores_plan(
-    plan: Plan,
-    heads: int,
-    shape: tuple[int, ...],
-    q: Strides,
-    k: Strides,
-    g: Strides,
-    write: Strides | None,
-) -> LaunchPlan:
+def _group_scores_plan(plan: Plan, heads: int, shape: tuple[int, ...], strides: PositionStrides) -> LaunchPlan:
     batch, length, groups, key_dim = shape
     tile, num_chunks = plan.tuning.groups, plan.num_chunks(length)
     return LaunchPlan(
@@ -129,7 +113,7 @@ def _group_scores_plan(
         T=length,
         num_t=num_chunks,
         scale=plan.scale,
-        **position_strides(q=q, k=k, g=g, write=write),
+        **strides.arguments("q k g write"),
         H=heads,
         K=key_dim,
         C=plan.chunk,
@@ -148,7 +132,7 @@ def gla_group_scores(plan: Plan, q: Tensor, k: Tensor, g: Tensor, write: Tensor 
     decay = q.new_empty((batch, heads, plan.num_chunks(length)), dtype=torch.float32)
     launch(
         _group_scores_kernel,
-        _group_scores_plan(plan, heads, q.shape, q.stride(), k.stride(), g.stride(), strides_of(write)),
+        _group_scores_plan(plan, heads, q.shape, PositionStrides.of(q, k, g, write)),
         q=q,
         k=k,
         g=g,
@@ -286,11 +270,7 @@ def _group_grads_plan(
     slices: int,
     shape: tuple[int, ...],
     key_shape: tuple[int, ...],
-    q: Strides,
-    k: Strides,
-    v: Strides,
-    do: Strides,
-    weights: tuple[tuple[str, Strides | None], ...],
+    strides: PositionStrides,
     d_stride_t: int,
 ) -> LaunchPlan:
     (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
@@ -302,18 +282,11 @@ def _group_grads_plan(
         num_t=num_chunks,
         num_steps=group_size(heads, groups) // slices * cdiv(value_dim, block_v),
         scale=plan.scale,
-        **position_strides(q=q, k=k, v=v, do=do, **dict(weights)),
+        **strides.arguments("q k v do write own"),
         d_stride_t=d_stride_t,
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=block_k,
-        BV=block_v,
         GROUP=group_size(heads, groups),
         SLICES=slices,
-        PRECISION=plan.precision,
-        **tile.options.keywords(),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -342,10 +315,10 @@ def gla_group_grads(
     parts = dq, dk
     if slices > 1:
         dq, dk = (q.new_empty((batch, length, groups * slices, key_dim), dtype=torch.float32) for _ in "qk")
-    strides = q.stride(), k.stride(), v.stride(), do.stride(), weights.strides, dq.stride(1)
+    strides = PositionStrides.of(q, k, v, do, weights.write, weights.own)
     launch(
         _group_grads_kernel,
-        _group_grads_plan(plan, slices, v.shape, q.shape, *strides),
+        _group_grads_plan(plan, slices, v.shape, q.shape, strides, dq.stride(1)),
         q=q,
         k=k,
         v=v,

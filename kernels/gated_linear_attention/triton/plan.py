@@ -155,6 +155,19 @@ class Plan(NamedTuple):
         """Width of a tile over `size` channels: at most `block`, and no wider than needed."""
         return max(self.tuning.min_width, min(block, power_of_2(size)))
 
+    def constants(self, tile: Tile, heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:
+        """Sizes of heads, chunks and tiles and the options of a launch, as kernels over keys and values name them."""
+        return {
+            "H": heads,
+            "K": key_dim,
+            "V": value_dim,
+            "C": self.chunk,
+            "BK": self.width(tile.block_k, key_dim),
+            "BV": self.width(tile.block_v, value_dim),
+            "PRECISION": self.precision,
+            **tile.options.keywords(),
+        }
+
 
 class Planner:
     """Makes plans, and keeps those of sequences that are not packed.
@@ -240,6 +253,18 @@ def group_size(heads: int, groups: int) -> int:
 def strides_of(x: Tensor | None) -> Strides | None:
     """The strides of x in elements, None where it is not given."""
     return None if x is None else x.stride()
+
+
+class PositionStrides(tuple[Strides | None, ...]):
+    """The strides of tensors [B, T, H, ...]; None for a tensor that is not given. `planned` keeps plans by them."""
+
+    @classmethod
+    def of(cls, *tensors: Tensor | None) -> PositionStrides:
+        return cls([strides_of(x) for x in tensors])
+
+    def arguments(self, names: str) -> dict[str, int]:
+        """See `position_strides`. names: those that the kernel has for the tensors."""
+        return position_strides(**dict(zip(names.split(), self, strict=True)))
 
 
 def planned(make: Callable[..., Chosen]) -> Callable[..., Chosen]:

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import NO_DECAY
-from subquad.kernels.gated_linear_attention.triton.plan import Plan, Strides, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.plan import Plan, PositionStrides, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import (
     as_operand,
     chunk_span,
@@ -99,34 +99,19 @@ def _read_kernel(
 
 @planned
 def _read_plan(
-    plan: Plan,
-    kind: int,
-    shape: tuple[int, ...],
-    value_dim: int,
-    x: Strides,
-    y: Strides,
-    z: Strides,
-    transposed: bool,
+    plan: Plan, kind: int, shape: tuple[int, ...], value_dim: int, strides: PositionStrides, transposed: bool
 ) -> LaunchPlan:
     batch, length, heads, key_dim = shape
     tile, num_chunks = plan.tuning.read[kind], plan.num_chunks(length)
-    block_v = plan.width(tile.block_v, value_dim)
     return LaunchPlan(
-        batch * heads * num_chunks * cdiv(value_dim, block_v),
+        batch * heads * num_chunks * cdiv(value_dim, plan.width(tile.block_v, value_dim)),
         T=length,
         num_t=num_chunks,
         scale=plan.scale,
-        **position_strides(x=x, y=y, z=z),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=plan.width(tile.block_k, key_dim),
-        BV=block_v,
+        **strides.arguments("x y z"),
         DECAY=kind,
         TRANSPOSED=transposed,
-        PRECISION=plan.precision,
-        **tile.options.keywords(),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -135,7 +120,6 @@ def gla_read(
 ) -> Tensor:
     """[B, T, H, V] in `dtype`, see `_read_kernel`; kind is the kind of decay."""
     out = z.new_empty((*x.shape[:3], z.shape[-1]), dtype=dtype)
-    strides = x.stride(), y.stride(), z.stride()
-    launch_plan = _read_plan(plan, kind, x.shape, z.shape[-1], *strides, transposed)
+    launch_plan = _read_plan(plan, kind, x.shape, z.shape[-1], PositionStrides.of(x, y, z), transposed)
     launch(_read_kernel, launch_plan, x=x, y=y, z=z, states=states, out=out, table=plan.table)
     return out

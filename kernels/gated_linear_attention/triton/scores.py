@@ -23,14 +23,7 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     masked_sums,
     tree_level,
 )
-from subquad.kernels.gated_linear_attention.triton.plan import (
-    Plan,
-    Strides,
-    decay_kind,
-    planned,
-    position_strides,
-    strides_of,
-)
+from subquad.kernels.gated_linear_attention.triton.plan import Plan, PositionStrides, decay_kind, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, store_tile
 from subquad.kernels.launch import LaunchPlan, launch
 
@@ -164,9 +157,7 @@ NO_FACTORS = ChunkFactors()
 
 
 @planned
-def _scores_plan(
-    plan: Plan, kind: int, shape: tuple[int, ...], q: Strides | None, k: Strides, g: Strides
-) -> LaunchPlan:
+def _scores_plan(plan: Plan, kind: int, shape: tuple[int, ...], strides: PositionStrides) -> LaunchPlan:
     batch, length, heads, key_dim = shape
     tile, num_chunks = plan.tuning.scores[kind], plan.num_chunks(length)
     return LaunchPlan(
@@ -174,7 +165,7 @@ def _scores_plan(
         T=length,
         num_t=num_chunks,
         scale=plan.scale,
-        **position_strides(q=q, k=k, g=g),
+        **strides.arguments("q k g"),
         H=heads,
         K=key_dim,
         C=plan.chunk,
@@ -205,7 +196,7 @@ def gla_scores(plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, known: ChunkF
         scores = k.new_empty((batch, length, heads, plan.chunk), dtype=plan.work)
     launch(
         _scores_kernel,
-        _scores_plan(plan, decay_kind(g), k.shape, strides_of(q), k.stride(), g.stride()),
+        _scores_plan(plan, decay_kind(g), k.shape, PositionStrides.of(q, k, g)),
         q=q,
         k=k,
         g=g,

@@ -18,10 +18,11 @@ from torch import Tensor
 from subquad.kernels.gated_linear_attention.triton.plan import (
     EndStates,
     Plan,
+    PositionStrides,
     Strides,
     group_size,
     planned,
-    position_strides,
+    strides_of,
 )
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span, load_tile, load_transposed
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
@@ -186,8 +187,7 @@ def _states_plan(
     part: int,
     shape: tuple[int, ...],
     key_shape: tuple[int, ...],
-    x: Strides,
-    y: Strides,
+    strides: PositionStrides,
     state: Strides | None,
     count: int,
     num_walked: int,
@@ -205,20 +205,13 @@ def _states_plan(
         num_t=plan.num_chunks(length),
         scale=plan.scale,
         num_walked=num_walked,
-        **position_strides(x=x, y=y),
+        **strides.arguments("x y"),
         end_stride_k=end_stride_k,
         end_stride_v=end_stride_v,
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=block_k,
-        BV=block_v,
         GROUP=group_size(heads, groups),
         PART=part,
         REVERSE=reverse,
-        PRECISION=plan.precision,
-        **tile.options.keywords(),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -239,8 +232,7 @@ def launch_states(
     """Launches one part of `_states_kernel`, which writes `states` or, for ENDS, `segments.ends` and `.decays`."""
     first, last = boundary
     given = last if first is None else first
-    strides = x.stride(), y.stride(), None if given is None else given.stride()
-    cut = segments.count, segments.num_walked
+    strides, cut = (PositionStrides.of(x, y), strides_of(given)), (segments.count, segments.num_walked)
     launch(
         _states_kernel,
         _states_plan(plan, kind, part, y.shape, x.shape, *strides, *cut, reverse),

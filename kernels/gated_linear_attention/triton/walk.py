@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Plan, Strides, Tile, planned, position_strides
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, Plan, PositionStrides, Tile, planned
 from subquad.kernels.gated_linear_attention.triton.states import ENDS, cut_time, launch_states
 from subquad.kernels.gated_linear_attention.triton.tiles import chunk_span, load_tile, store_tile
 from subquad.kernels.launch import LaunchPlan, cdiv, launch, power_of_2
@@ -126,34 +126,19 @@ def _walk_tile(plan: Plan, key_dim: int) -> Tile:
 
 @planned
 def _walk_plan(
-    plan: Plan,
-    shape: tuple[int, ...],
-    value_dim: int,
-    x: Strides,
-    y: Strides,
-    v: Strides,
-    count: int,
-    num_walked: int,
+    plan: Plan, shape: tuple[int, ...], value_dim: int, strides: PositionStrides, count: int, num_walked: int
 ) -> LaunchPlan:
     """The plan for `count` segments of time."""
     batch, length, heads, key_dim = shape
     tile = _walk_tile(plan, key_dim)
-    block_v = plan.width(tile.block_v, value_dim)
     return LaunchPlan(
-        (plan.num_sequences(batch) * heads * cdiv(value_dim, block_v), count),
+        (plan.num_sequences(batch) * heads * cdiv(value_dim, plan.width(tile.block_v, value_dim)), count),
         T=length,
         num_t=plan.num_chunks(length),
         scale=plan.scale,
         num_walked=num_walked,
-        **position_strides(x=x, y=y, v=v),
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        C=plan.chunk,
-        BK=plan.width(tile.block_k, key_dim),
-        BV=block_v,
-        PRECISION=plan.precision,
-        **tile.options.keywords(),
+        **strides.arguments("x y v"),
+        **plan.constants(tile, heads, key_dim, value_dim),
     )
 
 
@@ -190,10 +175,9 @@ def gla_walk(
             reverse=False,
         )
     first, last = boundary
-    strides, cut = (x.stride(), y.stride(), v.stride()), (segments.count, segments.num_walked)
     launch(
         _walk_kernel,
-        _walk_plan(plan, x.shape, value_dim, *strides, *cut),
+        _walk_plan(plan, x.shape, value_dim, PositionStrides.of(x, y, v), segments.count, segments.num_walked),
         x=x,
         y=y,
         v=v,

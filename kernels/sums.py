@@ -70,18 +70,9 @@ def parameter_gradients(
     dweight = torch.empty_like(weight)
     dbias = None if bias is None else torch.empty_like(bias)
     launch(
-        _parameter_gradients_kernel,
-        cdiv(total, COLUMNS),
-        partial=partial,
-        dweight=dweight,
-        dbias=dbias,
-        rows=len(partial),
-        size=weight.numel(),
-        total=total,
-        ROWS=rows,
-        BLOCK=COLUMNS,
-        num_warps=4,
-    )
+        _parameter_gradients_kernel, cdiv(total, COLUMNS), partial=partial, dweight=dweight, dbias=dbias,
+        rows=len(partial), size=weight.numel(), total=total, ROWS=rows, BLOCK=COLUMNS, num_warps=4,
+    )  # fmt: skip
     return dweight, dbias
 
 
@@ -99,28 +90,12 @@ def row_sums(x: Tensor) -> Tensor:
     programs = max(1, min(cdiv(rows, tile_rows), PROGRAMS * num_processors(x.device) // num_n))
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     launch(
-        _partial_sums_kernel,
-        programs * num_n,
-        x=x,
-        partial=partial,
-        R=rows,
-        N=width,
-        stride=x.stride(0),
-        num_n=num_n,
-        ROWS=tile_rows,
-        BLOCK=block,
-        num_warps=4,
-    )
+        _partial_sums_kernel, programs * num_n, x=x, partial=partial, R=rows, N=width, stride=x.stride(0), num_n=num_n,
+        ROWS=tile_rows, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     y = torch.empty(width, dtype=x.dtype, device=x.device)
     launch(
-        _add_partial_sums_kernel,
-        cdiv(width, COLUMNS),
-        partial=partial,
-        y=y,
-        rows=programs,
-        N=width,
-        ROWS=ROWS,
-        BLOCK=COLUMNS,
-        num_warps=4,
-    )
+        _add_partial_sums_kernel, cdiv(width, COLUMNS), partial=partial, y=y, rows=programs, N=width, ROWS=ROWS,
+        BLOCK=COLUMNS, num_warps=4,
+    )  # fmt: skip
     return y

@@ -31,17 +31,11 @@ TILE = Tile(64, 64, CompileOptions(num_warps=4))
 
 @triton.jit
 def _transpose_kernel(
-    x,
-    out,
-    T,
-    D,
-    size,
-    stride_b,
-    stride_t,
-    stride_d,
-    BLOCK_T: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    x, out,
+    T, D, size,
+    stride_b, stride_t, stride_d,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """out [B, D, size] = x [B, T, D] with zeros after its T <= size steps."""
     num_d, num_t = tl.cdiv(D, BLOCK_D), tl.cdiv(size, BLOCK_T)
     i_d, i_bt = tl.program_id(0) % num_d, tl.program_id(0) // num_d
@@ -83,20 +77,10 @@ def _write(x: Tensor, out: Tensor, size: int) -> None:
     batch, length, width = x.shape
     stride_b, stride_t, stride_d = x.stride()
     launch(
-        _transpose_kernel,
-        batch * cdiv(size, TILE.steps) * cdiv(width, TILE.channels),
-        x=x,
-        out=out,
-        T=length,
-        D=width,
-        size=size,
-        stride_b=stride_b,
-        stride_t=stride_t,
-        stride_d=stride_d,
-        BLOCK_T=TILE.steps,
-        BLOCK_D=TILE.channels,
+        _transpose_kernel, batch * cdiv(size, TILE.steps) * cdiv(width, TILE.channels), x=x, out=out, T=length, D=width,
+        size=size, stride_b=stride_b, stride_t=stride_t, stride_d=stride_d, BLOCK_T=TILE.steps, BLOCK_D=TILE.channels,
         **TILE.options.keywords(),
-    )
+    )  # fmt: skip
 
 
 class _Transpose(Function):

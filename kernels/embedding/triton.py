@@ -102,37 +102,15 @@ def embedding_gradient(tokens: Tensor, dy: Tensor, num_tokens: int, dtype: torch
     dweight = torch.zeros((num_tokens, width), dtype=dtype or dy.dtype, device=dy.device)
     heads, tails = (torch.empty(num_chunks, width, dtype=torch.float32, device=dy.device) for _ in range(2))
     launch(
-        _runs_kernel,
-        (num_chunks, cdiv(width, block_d)),
-        tokens=tokens,
-        order=order,
-        dy=dy,
-        dweight=dweight,
-        heads=heads,
-        tails=tails,
-        R=rows,
-        D=width,
-        dy_stride=dy.stride(0),
-        CHUNK=CHUNK,
-        BLOCK_D=block_d,
-        num_warps=4,
-    )
+        _runs_kernel, (num_chunks, cdiv(width, block_d)), tokens=tokens, order=order, dy=dy, dweight=dweight,
+        heads=heads, tails=tails, R=rows, D=width, dy_stride=dy.stride(0), CHUNK=CHUNK, BLOCK_D=block_d, num_warps=4,
+    )  # fmt: skip
     # the run at the end of the last chunk ends there
     if num_chunks > 1:
         launch(
-            _join_kernel,
-            (num_chunks - 1, cdiv(width, block_d)),
-            tokens=tokens,
-            dweight=dweight,
-            heads=heads,
-            tails=tails,
-            R=rows,
-            D=width,
-            CHUNK=CHUNK,
-            BLOCK_D=block_d,
-            JOIN=JOIN,
-            num_warps=4,
-        )
+            _join_kernel, (num_chunks - 1, cdiv(width, block_d)), tokens=tokens, dweight=dweight, heads=heads,
+            tails=tails, R=rows, D=width, CHUNK=CHUNK, BLOCK_D=block_d, JOIN=JOIN, num_warps=4,
+        )  # fmt: skip
     return dweight
 
 

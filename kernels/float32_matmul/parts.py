@@ -213,18 +213,9 @@ def split(x: Tensor) -> Parts:
     values = torch.empty(rows, 2, columns, dtype=torch.float16, device=x.device)
     scale = torch.empty(num_r, num_c, dtype=torch.float32, device=x.device)
     launch(
-        _split_kernel,
-        num_r * num_c,
-        x=x,
-        values=values,
-        scale=scale,
-        R=rows,
-        C=columns,
-        stride=x.stride(0),
-        num_c=num_c,
-        SIDE=SIDE,
-        num_warps=8,
-    )
+        _split_kernel, num_r * num_c, x=x, values=values, scale=scale, R=rows, C=columns, stride=x.stride(0),
+        num_c=num_c, SIDE=SIDE, num_warps=8,
+    )  # fmt: skip
     return Parts(values, scale)
 
 
@@ -257,36 +248,14 @@ def parts_matmul(
     elif c is None:
         c = torch.empty(rows, columns, dtype=torch.float32, device=a.values.device)
     launch(
-        _parts_kernel,
-        (tiles, splits),
-        a=a.values,
-        a_scale=a.scale,
-        b=b.values,
-        b_scale=b.scale,
-        bias=bias if splits == 1 else None,
-        c=c,
-        M=rows,
-        N=columns,
-        K=depth,
-        a_stride=a.values.stride(0),
-        a_rest=a.values.stride(1),
-        a_tiles=cdiv(a.values.shape[2], SIDE),
-        b_stride=b.values.stride(0),
-        b_rest=b.values.stride(1),
-        b_tiles=cdiv(b.values.shape[2], SIDE),
-        span=span,
-        A_K_LAST=not a.transposed,
-        B_K_LAST=b.transposed,
-        ADD=add and splits == 1,
-        ONE=depth <= SIDE,
-        TWO_SUMS=depth <= SIDE and tile.two_sums,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        SIDE=SIDE,
-        GROUP=GROUP,
+        _parts_kernel, (tiles, splits), a=a.values, a_scale=a.scale, b=b.values, b_scale=b.scale,
+        bias=bias if splits == 1 else None, c=c, M=rows, N=columns, K=depth, a_stride=a.values.stride(0),
+        a_rest=a.values.stride(1), a_tiles=cdiv(a.values.shape[2], SIDE), b_stride=b.values.stride(0),
+        b_rest=b.values.stride(1), b_tiles=cdiv(b.values.shape[2], SIDE), span=span, A_K_LAST=not a.transposed,
+        B_K_LAST=b.transposed, ADD=add and splits == 1, ONE=depth <= SIDE, TWO_SUMS=depth <= SIDE and tile.two_sums,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SIDE=SIDE, GROUP=GROUP,
         **tile.options.keywords(),
-    )
+    )  # fmt: skip
     if splits == 1:
         return c
     if out is not None and add:

@@ -126,29 +126,11 @@ def float32_matmul_triton(
     elif c is None:
         c = torch.empty(rows, columns, dtype=torch.float32, device=a.device)
     launch(
-        _product_kernel,
-        (tiles, splits),
-        a=a,
-        b=b,
-        bias=bias if bias is None or splits == 1 else None,
-        c=c,
-        M=rows,
-        N=columns,
-        K=depth,
-        a_stride_m=a.stride(0),
-        a_stride_k=a.stride(1),
-        b_stride_k=b.stride(0),
-        b_stride_n=b.stride(1),
-        span=span,
-        A_ROWS=a_rows,
-        B_ROWS=b_rows,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        GROUP=GROUP,
-        PRECISION=_precision(tile),
-        **tile.options.keywords(),
-    )
+        _product_kernel, (tiles, splits), a=a, b=b, bias=bias if bias is None or splits == 1 else None, c=c, M=rows,
+        N=columns, K=depth, a_stride_m=a.stride(0), a_stride_k=a.stride(1), b_stride_k=b.stride(0),
+        b_stride_n=b.stride(1), span=span, A_ROWS=a_rows, B_ROWS=b_rows, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k, GROUP=GROUP, PRECISION=_precision(tile), **tile.options.keywords(),
+    )  # fmt: skip
     if splits == 1:
         return c
     total = torch.sum(c, 0, out=out) if out is not None else c.sum(0)

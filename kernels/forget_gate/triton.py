@@ -207,20 +207,10 @@ def forget_gate_fwd(
     slabs = cdiv(tiles, MAX_AXIS)
     constants = {name: sizes.pop(name) for name in ("LAYERS", "BLOCK_L", "ROWS", "BLOCK")}
     launch(
-        _gate_kernel,
-        (cdiv(x.shape[-1], constants["BLOCK"]), cdiv(tiles, slabs), slabs),
-        x=rows,
-        logits=logits,
-        bias=bias,
-        rate=rate,
-        log_a=log_a,
-        rest=rest,
-        **sizes,
-        damping=float(damping),
-        layer=layer,
-        **constants,
+        _gate_kernel, (cdiv(x.shape[-1], constants["BLOCK"]), cdiv(tiles, slabs), slabs), x=rows, logits=logits,
+        bias=bias, rate=rate, log_a=log_a, rest=rest, **sizes, damping=float(damping), layer=layer, **constants,
         num_warps=4,
-    )
+    )  # fmt: skip
     return log_a, rest
 
 
@@ -255,22 +245,10 @@ class ForgetGate(OnceDifferentiable):
             partial = torch.empty(programs, 2, width, dtype=torch.float32, device=x.device)
         constants = {name: sizes.pop(name) for name in ("LAYERS", "BLOCK_L", "ROWS", "BLOCK")}
         launch(
-            _gate_bwd_kernel,
-            programs * num_d,
-            x=rows,
-            logits=logits,
-            bias=bias,
-            rate=rate,
-            dlog=dense(dlog),
-            drest=dense(drest),
-            dx=dx,
-            partial=partial,
-            **sizes,
-            damping=float(ctx.damping),
-            layer=ctx.layer,
-            **constants,
-            num_warps=4,
-        )
+            _gate_bwd_kernel, programs * num_d, x=rows, logits=logits, bias=bias, rate=rate, dlog=dense(dlog),
+            drest=dense(drest), dx=dx, partial=partial, **sizes, damping=float(ctx.damping), layer=ctx.layer,
+            **constants, num_warps=4,
+        )  # fmt: skip
         options = None, None, None
         if partial is None:
             return dx, None, None, None, *options

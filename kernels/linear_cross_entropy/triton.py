@@ -74,17 +74,10 @@ def _store_gradient(p_row, o_v, b_dl, P, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["V", "ignore_index"])
 def _softmax_gradient_kernel(
-    logits,
-    targets,
-    losses,
-    V,
-    P,
-    ignore_index,
-    GRADIENT: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    logits, targets, losses,
+    V, P, ignore_index,
+    GRADIENT: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """The formulas of this module for one row of logits [M, P]. dl is zero in the padding.
 
     Parts take the place of other logits than their own, so a row in PARTS is WHOLE: no thread passes the reductions,
@@ -145,20 +138,10 @@ def softmax_gradient(
     assert not parts or (whole and logits.dtype == torch.float32)
     block = block if whole else tuning.block
     launch(
-        _softmax_gradient_kernel,
-        len(logits),
-        logits=logits,
-        targets=targets,
-        losses=losses,
-        V=num_classes,
-        P=logits.shape[1],
-        ignore_index=ignore_index,
-        GRADIENT=gradient,
-        WHOLE=whole,
-        BLOCK=block,
-        PARTS=parts,
+        _softmax_gradient_kernel, len(logits), logits=logits, targets=targets, losses=losses, V=num_classes,
+        P=logits.shape[1], ignore_index=ignore_index, GRADIENT=gradient, WHOLE=whole, BLOCK=block, PARTS=parts,
         num_warps=min(tuning.max_warps, max(1, block // tuning.per_warp)),
-    )
+    )  # fmt: skip
 
 
 def linear_cross_entropy_triton(

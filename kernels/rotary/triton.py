@@ -69,31 +69,12 @@ def _rotate(
     block = power_of_2(size // 2)
     rows = max(1, min(ELEMENTS // block, power_of_2(batch * length * heads)))
     launch(
-        _rotary_kernel,
-        (cdiv(batch * length * heads, rows), 2),
-        q=q,
-        k=k,
-        y_q=y_q,
-        y_k=y_k,
-        cos=dense(cos),
-        sin=dense(sin),
-        time=time,
-        heads=batch * length * heads,
-        H=heads,
-        T=length,
-        q_stride_b=q.stride(0),
-        q_stride_t=q.stride(1),
-        q_stride_h=q.stride(2),
-        k_stride_b=k.stride(0),
-        k_stride_t=k.stride(1),
-        k_stride_h=k.stride(2),
-        time_stride_b=time.stride(0) if time.ndim == 2 else 0,
-        HALF=size // 2,
-        BLOCK=block,
-        ROWS=rows,
-        BACKWARD=backward,
-        num_warps=4,
-    )
+        _rotary_kernel, (cdiv(batch * length * heads, rows), 2), q=q, k=k, y_q=y_q, y_k=y_k, cos=dense(cos),
+        sin=dense(sin), time=time, heads=batch * length * heads, H=heads, T=length, q_stride_b=q.stride(0),
+        q_stride_t=q.stride(1), q_stride_h=q.stride(2), k_stride_b=k.stride(0), k_stride_t=k.stride(1),
+        k_stride_h=k.stride(2), time_stride_b=time.stride(0) if time.ndim == 2 else 0, HALF=size // 2, BLOCK=block,
+        ROWS=rows, BACKWARD=backward, num_warps=4,
+    )  # fmt: skip
     return y_q, y_k
 
 

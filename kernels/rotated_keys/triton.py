@@ -291,15 +291,9 @@ def _forward(tensors: tuple[Tensor, ...], before: Tensor, dtype: torch.dtype) ->
     both = torch.empty(2, *dt.shape, B.shape[2], dtype=dtype, device=B.device)
     keys, queries = both
     launch(
-        _rotated_keys_fwd_kernel,
-        work.tiles * work.groups,
-        **dict(zip(INPUTS, tensors, strict=True)),
-        before=before,
-        keys=keys,
-        queries=queries,
-        **work.numbers,
-        **work.rest,
-    )
+        _rotated_keys_fwd_kernel, work.tiles * work.groups, **dict(zip(INPUTS, tensors, strict=True)), before=before,
+        keys=keys, queries=queries, **work.numbers, **work.rest,
+    )  # fmt: skip
     return both
 
 
@@ -318,46 +312,18 @@ def _backward(tensors: list[Tensor], before: Tensor, dkeys: Tensor, dqueries: Te
     ddt_part, dturn_part = empty(*dt.shape), empty(work.groups, *turn.shape)
     rows = {"rows": batch * length}
     launch(
-        _rotated_keys_bwd_kernel,
-        work.tiles * work.groups,
-        **dict(zip(INPUTS, tensors, strict=True)),
-        before=before,
-        dkeys=dense(dkeys),
-        dqueries=dense(dqueries),
-        dB=dB,
-        dC=dC,
-        dB_bias=dB_bias,
-        dC_bias=dC_bias,
-        sums=sums,
-        ddt=ddt_part,
-        dturn=dturn_part,
-        **rows,
-        **work.numbers,
-        **work.rest,
-    )
+        _rotated_keys_bwd_kernel, work.tiles * work.groups, **dict(zip(INPUTS, tensors, strict=True)), before=before,
+        dkeys=dense(dkeys), dqueries=dense(dqueries), dB=dB, dC=dC, dB_bias=dB_bias, dC_bias=dC_bias, sums=sums,
+        ddt=ddt_part, dturn=dturn_part, **rows, **work.numbers, **work.rest,
+    )  # fmt: skip
     launch(
-        _step_gradients_kernel,
-        batch * heads,
-        turn=turn,
-        sums=sums,
-        part=ddt_part,
-        after=after,
-        ddt=ddt,
+        _step_gradients_kernel, batch * heads, turn=turn, sums=sums, part=ddt_part, after=after, ddt=ddt,
         **work.along_time,
-    )
+    )  # fmt: skip
     launch(
-        _turn_gradients_kernel,
-        work.tiles,
-        dt=dt,
-        after=after,
-        part=dturn_part,
-        dturn=dturn,
-        **rows,
-        **work.numbers,
-        groups=work.groups,
-        **work.blocks,
-        num_warps=4,
-    )
+        _turn_gradients_kernel, work.tiles, dt=dt, after=after, part=dturn_part, dturn=dturn, **rows, **work.numbers,
+        groups=work.groups, **work.blocks, num_warps=4,
+    )  # fmt: skip
     dB, dC = (x[0] if work.groups == 1 else x.sum(0) for x in (dB, dC))
     dB_bias, dC_bias = (row_sums(x).view(B_bias.shape) for x in (dB_bias, dC_bias))
     return dB, dC, dB_bias, dC_bias, ddt, dturn

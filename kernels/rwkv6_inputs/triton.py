@@ -145,15 +145,9 @@ def rwkv6_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor,
     q = torch.empty_like(r)
     log_decay, own = (torch.empty(r.shape, dtype=torch.float32, device=r.device) for _ in range(2))
     launch(
-        _rwkv6_fwd_kernel,
-        sizes["H"] * cdiv(sizes["R"], sizes["ROWS"]),
-        **dict(zip(INPUTS, inputs, strict=True)),
-        q=q,
-        log_decay=log_decay,
-        own=own,
-        **sizes,
-        num_warps=NUM_WARPS,
-    )
+        _rwkv6_fwd_kernel, sizes["H"] * cdiv(sizes["R"], sizes["ROWS"]), **dict(zip(INPUTS, inputs, strict=True)), q=q,
+        log_decay=log_decay, own=own, **sizes, num_warps=NUM_WARPS,
+    )  # fmt: skip
     return q, log_decay, own
 
 
@@ -166,23 +160,10 @@ def rwkv6_inputs_bwd(inputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], 
     programs = cdiv(sizes["R"], TILES * sizes["ROWS"])
     partial = torch.empty(programs, 2, w_0.numel(), dtype=torch.float32, device=w_0.device)
     launch(
-        _rwkv6_bwd_kernel,
-        sizes["H"] * programs,
-        **dict(zip(INPUTS, inputs, strict=True)),
-        dq=dq,
-        dk=dk,
-        dv=dv,
-        dlog=dlog,
-        down=down,
-        dr_in=dr_in,
-        dk_in=dk_in,
-        dv_in=dv_in,
-        dw_in=dw_in,
-        partial=partial,
-        **sizes,
-        TILES=TILES,
+        _rwkv6_bwd_kernel, sizes["H"] * programs, **dict(zip(INPUTS, inputs, strict=True)), dq=dq, dk=dk, dv=dv,
+        dlog=dlog, down=down, dr_in=dr_in, dk_in=dk_in, dv_in=dv_in, dw_in=dw_in, partial=partial, **sizes, TILES=TILES,
         num_warps=NUM_WARPS,
-    )
+    )  # fmt: skip
     dw_0, dbonus = partial.sum(0, dtype=torch.float64).unbind(0)
     return dr_in, dk_in, dv_in, dw_in, dw_0.to(w_0.dtype), dbonus.to(bonus.dtype)
 

@@ -172,21 +172,10 @@ def rwkv7_inputs_fwd(inputs: tuple[Tensor, ...], head_dim: int) -> tuple[Tensor,
     )
     strength = torch.empty(*r.shape[:2], heads, dtype=torch.float32, device=r.device)
     launch(
-        _rwkv7_fwd_kernel,
-        heads * cdiv(rows, shared["ROWS"]),
-        **dict(zip(INPUTS, inputs, strict=True)),
-        reading=reading,
-        write=write,
-        plain=plain,
-        log_decay=log_decay,
-        strength=strength,
-        R=rows,
-        H=heads,
-        **shared,
-        EPS=EPS,
-        FASTEST=FASTEST_DECAY,
-        num_warps=NUM_WARPS,
-    )
+        _rwkv7_fwd_kernel, heads * cdiv(rows, shared["ROWS"]), **dict(zip(INPUTS, inputs, strict=True)),
+        reading=reading, write=write, plain=plain, log_decay=log_decay, strength=strength, R=rows, H=heads, **shared,
+        EPS=EPS, FASTEST=FASTEST_DECAY, num_warps=NUM_WARPS,
+    )  # fmt: skip
     return reading, write, plain, log_decay, strength
 
 
@@ -201,28 +190,10 @@ def rwkv7_inputs_bwd(
     programs = cdiv(rows, TILES * shared["ROWS"])
     partial = torch.empty(programs, 5, r.shape[-1], dtype=torch.float32, device=r.device)
     launch(
-        _rwkv7_bwd_kernel,
-        heads * programs,
-        **dict(zip(INPUTS, inputs, strict=True)),
-        dq=dq,
-        dreading=dreading,
-        dwrite=dwrite,
-        dplain=dplain,
-        dlog=dlog,
-        dstrength=dstrength,
-        dr=dr,
-        dk=dk,
-        dw=dw,
-        da=da,
-        partial=partial,
-        R=rows,
-        H=heads,
-        **shared,
-        TILES=TILES,
-        EPS=EPS,
-        FASTEST=FASTEST_DECAY,
-        num_warps=NUM_WARPS,
-    )
+        _rwkv7_bwd_kernel, heads * programs, **dict(zip(INPUTS, inputs, strict=True)), dq=dq, dreading=dreading,
+        dwrite=dwrite, dplain=dplain, dlog=dlog, dstrength=dstrength, dr=dr, dk=dk, dw=dw, da=da, partial=partial,
+        R=rows, H=heads, **shared, TILES=TILES, EPS=EPS, FASTEST=FASTEST_DECAY, num_warps=NUM_WARPS,
+    )  # fmt: skip
     of_parameters = partial.sum(0, dtype=torch.float64).unbind(0)
     return dr, dk, dw, da, *(d.to(x.dtype) for d, x in zip(of_parameters, inputs[4:], strict=True))
 

@@ -72,29 +72,11 @@ def _table(a_re, a_im, f_re, f_im, SIZE: tl.constexpr, FINE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["A_stride_d", "num_bits"])
 def _ssm_kernel_fwd_kernel(
-    A,
-    B,
-    C,
-    dt,
-    taps,
-    D,
-    N,
-    L,
-    A_stride_d,
-    num_tiles,
-    num_bits,
-    factor,
-    whole,
-    RULE: tl.constexpr,
-    A_COMPLEX: tl.constexpr,
-    B_COMPLEX: tl.constexpr,
-    C_COMPLEX: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FINE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    A, B, C, dt, taps,
+    D, N, L, A_stride_d, num_tiles, num_bits, factor, whole,
+    RULE: tl.constexpr, A_COMPLEX: tl.constexpr, B_COMPLEX: tl.constexpr, C_COMPLEX: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, FINE: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """taps [D, L] receives K at l = (i_tile ROWS + i) COLUMNS + j, of one channel.
 
     num_bits: bits of the first l of the last tile.   whole: length over which dss-softmax normalises, else None. Its
@@ -138,25 +120,11 @@ def _ssm_kernel_fwd_kernel(
 
 @triton.jit(do_not_specialize=["A_stride_d", "num_bits"])
 def _ssm_kernel_bwd_kernel(
-    A,
-    dt,
-    dtaps,
-    partial,
-    D,
-    N,
-    L,
-    A_stride_d,
-    num_tiles,
-    num_bits,
-    whole,
-    RULE: tl.constexpr,
-    A_COMPLEX: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FINE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    A, dt, dtaps, partial,
+    D, N, L, A_stride_d, num_tiles, num_bits, whole,
+    RULE: tl.constexpr, A_COMPLEX: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FINE: tl.constexpr,
+    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Sums of g_l conj(a^l) and l g_l conj(a^l) over the taps l of one tile of one channel, g = dtaps [D, L].
 
     partial [num_tiles, D, 4, N] receives real part, imaginary part of the first sum, then those of the second. With
@@ -200,29 +168,11 @@ def _ssm_kernel_bwd_kernel(
 
 @triton.jit(do_not_specialize=["A_stride_d", "num_tiles"])
 def _ssm_kernel_parameters_kernel(
-    A,
-    B,
-    C,
-    dt,
-    partial,
-    dA,
-    dB,
-    dC,
-    ddt,
-    D,
-    N,
-    A_stride_d,
-    num_tiles,
-    factor,
-    whole,
-    rest,
-    slope,
-    RULE: tl.constexpr,
-    A_COMPLEX: tl.constexpr,
-    B_COMPLEX: tl.constexpr,
-    C_COMPLEX: tl.constexpr,
+    A, B, C, dt, partial, dA, dB, dC, ddt,
+    D, N, A_stride_d, num_tiles, factor, whole, rest, slope,
+    RULE: tl.constexpr, A_COMPLEX: tl.constexpr, B_COMPLEX: tl.constexpr, C_COMPLEX: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):
+):  # fmt: skip
     """Gradients of A, B, C and dt of one channel from the sums of `_ssm_kernel_bwd_kernel`.
 
     With Bbar = f B, f = dt g(z), z = dt A: w = s C f B, so dC = conj(s f B) dw, dB = conj(s f C) dw,
@@ -369,21 +319,10 @@ def ssm_kernel_fwd(system: System, length: int) -> Tensor:
     plan = _plan(length, False)
     taps = torch.empty(system.num_rows, length, dtype=torch.float32, device=system.C.device)
     launch(
-        _ssm_kernel_fwd_kernel,
-        system.num_rows * plan.num_tiles,
-        **system.pointers(),
-        taps=taps,
-        D=width,
-        N=num_states,
-        L=length,
-        A_stride_d=system.A_stride_d,
-        num_tiles=plan.num_tiles,
-        num_bits=plan.num_bits,
-        factor=system.factor,
-        whole=system.whole,
-        **system.constants(),
-        **_tile_constants(plan),
-    )
+        _ssm_kernel_fwd_kernel, system.num_rows * plan.num_tiles, **system.pointers(), taps=taps, D=width, N=num_states,
+        L=length, A_stride_d=system.A_stride_d, num_tiles=plan.num_tiles, num_bits=plan.num_bits, factor=system.factor,
+        whole=system.whole, **system.constants(), **_tile_constants(plan),
+    )  # fmt: skip
     return taps
 
 
@@ -395,23 +334,10 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
     length, rows = dtaps.shape[1], system.num_rows
     partial = torch.empty(plan.num_tiles, rows, 4, num_states, dtype=torch.float32, device=C.device)
     launch(
-        _ssm_kernel_bwd_kernel,
-        rows * plan.num_tiles,
-        A=A,
-        dt=dt,
-        dtaps=dtaps,
-        partial=partial,
-        D=width,
-        N=num_states,
-        L=length,
-        A_stride_d=system.A_stride_d,
-        num_tiles=plan.num_tiles,
-        num_bits=plan.num_bits,
-        whole=system.whole,
-        RULE=system.rule,
-        A_COMPLEX=A.is_complex(),
-        **_tile_constants(plan),
-    )
+        _ssm_kernel_bwd_kernel, rows * plan.num_tiles, A=A, dt=dt, dtaps=dtaps, partial=partial, D=width, N=num_states,
+        L=length, A_stride_d=system.A_stride_d, num_tiles=plan.num_tiles, num_bits=plan.num_bits, whole=system.whole,
+        RULE=system.rule, A_COMPLEX=A.is_complex(), **_tile_constants(plan),
+    )  # fmt: skip
     dA = torch.empty(width, num_states, dtype=A.dtype, device=A.device)
     dB = None if B is None else torch.empty_like(B)
     dC, ddt = torch.empty_like(C), torch.empty_like(dt)
@@ -420,26 +346,11 @@ def ssm_kernel_bwd(system: System, dtaps: Tensor) -> tuple[Tensor, Tensor | None
         rest = system.whole - length
         slope = rest - (system.whole - 1 if system.detach_maximum else 0)
     launch(
-        _ssm_kernel_parameters_kernel,
-        width,
-        **system.pointers(),
-        partial=partial,
-        dA=dA,
-        dB=dB,
-        dC=dC,
-        ddt=ddt,
-        D=width,
-        N=num_states,
-        A_stride_d=system.A_stride_d,
-        num_tiles=plan.num_tiles,
-        factor=system.factor,
-        whole=system.whole,
-        rest=rest,
-        slope=slope,
-        **system.constants(),
-        BLOCK_N=power_of_2(max(16, num_states)),
+        _ssm_kernel_parameters_kernel, width, **system.pointers(), partial=partial, dA=dA, dB=dB, dC=dC, ddt=ddt,
+        D=width, N=num_states, A_stride_d=system.A_stride_d, num_tiles=plan.num_tiles, factor=system.factor,
+        whole=system.whole, rest=rest, slope=slope, **system.constants(), BLOCK_N=power_of_2(max(16, num_states)),
         num_warps=1,
-    )
+    )  # fmt: skip
     return dA if A.ndim == 2 else dA.sum(0), dB, dC, ddt
 
 

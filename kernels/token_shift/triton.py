@@ -173,18 +173,9 @@ def token_shift_fwd(x: Tensor, mu: Tensor, delta: Tensor | None, initial: Tensor
     num_d, block_d, sizes = _sizes(x, len(mu))
     rows = ELEMENTS // block_d
     launch(
-        _token_shift_fwd_kernel,
-        num_d * cdiv(sizes["R"], rows),
-        x=x,
-        mu=mu,
-        delta=delta,
-        initial=initial,
-        **_named("y", ys),
-        **sizes,
-        ROWS=rows,
-        BLOCK_D=block_d,
-        num_warps=NUM_WARPS,
-    )
+        _token_shift_fwd_kernel, num_d * cdiv(sizes["R"], rows), x=x, mu=mu, delta=delta, initial=initial,
+        **_named("y", ys), **sizes, ROWS=rows, BLOCK_D=block_d, num_warps=NUM_WARPS,
+    )  # fmt: skip
     return ys
 
 
@@ -197,22 +188,10 @@ def token_shift_bwd(
     dx, ddelta, dinitial = (None if z is None else torch.empty_like(z) for z in (x, delta, initial))
     partial = torch.empty(programs, *mu.shape, dtype=torch.float32, device=x.device)
     launch(
-        _token_shift_bwd_kernel,
-        num_d * programs,
-        x=x,
-        mu=mu,
-        delta=delta,
-        initial=initial,
-        **_named("dy", tuple(dense(z) for z in gradients)),
-        dx=dx,
-        ddelta=ddelta,
-        dinitial=dinitial,
-        partial=partial,
-        **sizes,
-        CHUNK=CHUNK,
-        BLOCK_D=block_d,
-        **BACKWARD.keywords(),
-    )
+        _token_shift_bwd_kernel, num_d * programs, x=x, mu=mu, delta=delta, initial=initial,
+        **_named("dy", tuple(dense(z) for z in gradients)), dx=dx, ddelta=ddelta, dinitial=dinitial, partial=partial,
+        **sizes, CHUNK=CHUNK, BLOCK_D=block_d, **BACKWARD.keywords(),
+    )  # fmt: skip
     return dx, partial.sum(0).to(mu.dtype), ddelta, dinitial
 
 

@@ -101,21 +101,11 @@ def forward(
     lse = torch.empty(batch * heads, num_rows, dtype=torch.float32, device=q.device)
     saved = Saved(*parts, lse, positions, seed)
     launch(
-        _forward_kernel,
-        cdiv(num_queries, tuning.forward.block_m) * batch * heads,
-        q=saved.q.halves,
-        k=saved.k.halves,
-        v=saved.v.halves,
-        q_scales=saved.q.scales,
-        k_scales=saved.k.scales,
-        v_scales=saved.v.scales,
-        positions=positions,
-        seed=seed,
-        o=o,
-        lse=lse,
-        **_scalars(saved, heads, num_queries, k.shape[1], call),
+        _forward_kernel, cdiv(num_queries, tuning.forward.block_m) * batch * heads, q=saved.q.halves, k=saved.k.halves,
+        v=saved.v.halves, q_scales=saved.q.scales, k_scales=saved.k.scales, v_scales=saved.v.scales,
+        positions=positions, seed=seed, o=o, lse=lse, **_scalars(saved, heads, num_queries, k.shape[1], call),
         **_constants(size, saved, tuning.forward, tuning),
-    )
+    )  # fmt: skip
     return o, saved
 
 
@@ -147,25 +137,14 @@ def backward(do: Tensor, o: Tensor, saved: Saved, num_keys: int, call: Call) -> 
     scalars = _scalars(saved, heads, num_queries, num_keys, call)
     strides = {"stride_b": dk.stride(0), "stride_t": dk.stride(1), "stride_h": dk.stride(2)}
     launch(
-        _keys_kernel,
-        cdiv(num_keys, tuning.keys.block_n) * batch * heads,
-        **shared,
-        dk=dk,
-        dv=dv,
-        **scalars,
-        **strides,
+        _keys_kernel, cdiv(num_keys, tuning.keys.block_n) * batch * heads, **shared, dk=dk, dv=dv, **scalars, **strides,
         **_constants(size, saved, tuning.keys, tuning),
-    )
+    )  # fmt: skip
     strides = {"stride_b": dq.stride(0), "stride_t": dq.stride(1), "stride_h": dq.stride(2)}
     launch(
-        _queries_kernel,
-        cdiv(num_queries, tuning.queries.block_m) * batch * heads,
-        **shared,
-        dq=dq,
-        **scalars,
-        **strides,
-        **_constants(size, saved, tuning.queries, tuning),
-    )
+        _queries_kernel, cdiv(num_queries, tuning.queries.block_m) * batch * heads, **shared, dq=dq, **scalars,
+        **strides, **_constants(size, saved, tuning.queries, tuning),
+    )  # fmt: skip
     return dq, dk, dv
 
 

@@ -73,24 +73,8 @@ def split(x: Tensor, tile: int, y: Tensor | None = None) -> tuple[Parts, Tensor 
     sums = None if y is None else torch.empty(batch * heads, num * tile, dtype=torch.float32, device=x.device)
     y_strides = (0, 0, 0) if y is None else y.stride()
     launch(
-        _split_kernel,
-        batch * heads * num,
-        x=x,
-        y=y,
-        parts=parts,
-        scales=scales,
-        sums=sums,
-        T=length,
-        H=heads,
-        x_stride_b=x.stride(0),
-        x_stride_t=x.stride(1),
-        x_stride_h=x.stride(2),
-        y_stride_b=y_strides[0],
-        y_stride_t=y_strides[1],
-        y_stride_h=y_strides[2],
-        K=size,
-        BLOCK_K=block_k,
-        TILE=tile,
-        num_warps=8,
-    )
+        _split_kernel, batch * heads * num, x=x, y=y, parts=parts, scales=scales, sums=sums, T=length, H=heads,
+        x_stride_b=x.stride(0), x_stride_t=x.stride(1), x_stride_h=x.stride(2), y_stride_b=y_strides[0],
+        y_stride_t=y_strides[1], y_stride_h=y_strides[2], K=size, BLOCK_K=block_k, TILE=tile, num_warps=8,
+    )  # fmt: skip
     return Parts(parts, scales), sums

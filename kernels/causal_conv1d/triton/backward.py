@@ -33,32 +33,12 @@ from subquad.kernels.sums import parameter_gradients
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _conv_bwd_kernel(
-    x,
-    weight,
-    bias,
-    initial_state,
-    dy,
-    dfinal,
-    dx,
-    dinitial,
-    partial,
-    T,
-    D,
-    num_tiles,
-    stride_b,
-    stride_t,
-    stride_d,
-    dy_stride_b,
-    dy_stride_t,
-    dy_stride_d,
-    W: tl.constexpr,
-    SILU: tl.constexpr,
-    X_FIRST: tl.constexpr,
-    Y_FIRST: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    GROUPS: tl.constexpr,
-    STEPS: tl.constexpr,
-):
+    x, weight, bias, initial_state, dy, dfinal, dx, dinitial, partial,
+    T, D, num_tiles,
+    stride_b, stride_t, stride_d, dy_stride_b, dy_stride_t, dy_stride_d,
+    W: tl.constexpr, SILU: tl.constexpr, X_FIRST: tl.constexpr, Y_FIRST: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUPS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
     """The formulas of this module for num_tiles tiles of one batch row; dx is dense in the layout of x.
 
     X_FIRST, Y_FIRST: whether x, and dy, is channel-first.
@@ -157,34 +137,11 @@ def conv_bwd(
     stride_b, stride_t, stride_d = x.stride()
     dy_stride_b, dy_stride_t, dy_stride_d = dy.stride()
     launch(
-        _conv_bwd_kernel,
-        programs,
-        x=x,
-        weight=weight,
-        bias=bias,
-        initial_state=initial_state,
-        dy=dy,
-        dfinal=dfinal,
-        dx=dx,
-        dinitial=dinitial,
-        partial=partial,
-        T=length,
-        D=width,
-        num_tiles=num_tiles,
-        stride_b=stride_b,
-        stride_t=stride_t,
-        stride_d=stride_d,
-        dy_stride_b=dy_stride_b,
-        dy_stride_t=dy_stride_t,
-        dy_stride_d=dy_stride_d,
-        W=taps,
-        SILU=activation == "silu",
-        X_FIRST=x_first,
-        Y_FIRST=y_first,
-        BLOCK_D=block_d,
-        GROUPS=tile.groups,
-        STEPS=tile.steps,
-        **tile.options.keywords(),
-    )
+        _conv_bwd_kernel, programs, x=x, weight=weight, bias=bias, initial_state=initial_state, dy=dy, dfinal=dfinal,
+        dx=dx, dinitial=dinitial, partial=partial, T=length, D=width, num_tiles=num_tiles, stride_b=stride_b,
+        stride_t=stride_t, stride_d=stride_d, dy_stride_b=dy_stride_b, dy_stride_t=dy_stride_t, dy_stride_d=dy_stride_d,
+        W=taps, SILU=activation == "silu", X_FIRST=x_first, Y_FIRST=y_first, BLOCK_D=block_d, GROUPS=tile.groups,
+        STEPS=tile.steps, **tile.options.keywords(),
+    )  # fmt: skip
     dweight, dbias = parameter_gradients(partial, weight, bias)
     return dx, dweight, dbias, dinitial

@@ -27,28 +27,12 @@ from subquad.kernels.launch import launch
 
 @triton.jit(do_not_specialize=["num_tiles"])
 def _conv_fwd_kernel(
-    x,
-    weight,
-    bias,
-    initial_state,
-    y,
-    final_state,
-    T,
-    D,
-    num_tiles,
-    stride_b,
-    stride_t,
-    stride_d,
-    eps,
-    W: tl.constexpr,
-    SILU: tl.constexpr,
-    UNIT: tl.constexpr,
-    X_FIRST: tl.constexpr,
-    Y_FIRST: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    GROUPS: tl.constexpr,
-    STEPS: tl.constexpr,
-):
+    x, weight, bias, initial_state, y, final_state,
+    T, D, num_tiles,
+    stride_b, stride_t, stride_d, eps,
+    W: tl.constexpr, SILU: tl.constexpr, UNIT: tl.constexpr, X_FIRST: tl.constexpr, Y_FIRST: tl.constexpr,
+    BLOCK_D: tl.constexpr, GROUPS: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
     """y for num_tiles tiles of one batch row, dense in its layout. X_FIRST, Y_FIRST: whether it is channel-first.
 
     UNIT: channels of a head of length one, each of which has a program of its own; 0 leaves y as it is.
@@ -125,29 +109,9 @@ def conv_fwd(
     _, programs, block_d, num_tiles = cover(x, tile, unit)
     stride_b, stride_t, stride_d = x.stride()
     launch(
-        _conv_fwd_kernel,
-        programs,
-        x=x,
-        weight=weight,
-        bias=bias,
-        initial_state=initial_state,
-        y=y,
-        final_state=final_state,
-        T=length,
-        D=width,
-        num_tiles=num_tiles,
-        stride_b=stride_b,
-        stride_t=stride_t,
-        stride_d=stride_d,
-        eps=eps,
-        W=taps,
-        SILU=activation == "silu",
-        UNIT=unit,
-        X_FIRST=x_first,
-        Y_FIRST=y_first,
-        BLOCK_D=block_d,
-        GROUPS=tile.groups,
-        STEPS=tile.steps,
-        **tile.options.keywords(),
-    )
+        _conv_fwd_kernel, programs, x=x, weight=weight, bias=bias, initial_state=initial_state, y=y,
+        final_state=final_state, T=length, D=width, num_tiles=num_tiles, stride_b=stride_b, stride_t=stride_t,
+        stride_d=stride_d, eps=eps, W=taps, SILU=activation == "silu", UNIT=unit, X_FIRST=x_first, Y_FIRST=y_first,
+        BLOCK_D=block_d, GROUPS=tile.groups, STEPS=tile.steps, **tile.options.keywords(),
+    )  # fmt: skip
     return y, final_state

@@ -168,30 +168,12 @@ class CausalConv1dHeads(OnceDifferentiable):
             width = part.shape[2]
             block_d = power_of_2(unit) if unit else min(MAX_BLOCK, power_of_2(width))
             launch(
-                _conv_heads_bwd_kernel,
-                rows * cdiv(width, unit or block_d),
-                x=part,
-                weight=weight[at],
-                dy=dense(gradients[i]),
-                dx=dx[..., at],
-                partial=partial[:, at.start * weight.shape[1] :],
-                T=x.shape[1],
-                D=width,
-                stride_b=x.stride(0),
-                stride_t=x.stride(1),
-                dx_stride_b=dx.stride(0),
-                dx_stride_t=dx.stride(1),
-                row=weight.numel(),
-                eps=eps,
-                W=weight.shape[1],
-                SILU=activation == "silu",
-                UNIT=unit,
-                BLOCK_D=block_d,
-                GROUPS=GROUPS,
-                CHUNK=CHUNK,
-                UNROLLED=UNROLLED,
-                num_warps=GROUPS,
-            )
+                _conv_heads_bwd_kernel, rows * cdiv(width, unit or block_d), x=part, weight=weight[at],
+                dy=dense(gradients[i]), dx=dx[..., at], partial=partial[:, at.start * weight.shape[1] :], T=x.shape[1],
+                D=width, stride_b=x.stride(0), stride_t=x.stride(1), dx_stride_b=dx.stride(0), dx_stride_t=dx.stride(1),
+                row=weight.numel(), eps=eps, W=weight.shape[1], SILU=activation == "silu", UNIT=unit, BLOCK_D=block_d,
+                GROUPS=GROUPS, CHUNK=CHUNK, UNROLLED=UNROLLED, num_warps=GROUPS,
+            )  # fmt: skip
         return dx, parameter_gradients(partial, weight, None)[0], None, None, None, None
 
 

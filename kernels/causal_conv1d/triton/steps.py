@@ -49,16 +49,9 @@ def _load_group(p_row, o_t, m_d, T, STEPS: tl.constexpr):
 
 @triton.jit
 def _load_steps(
-    p_row,
-    o_t,
-    m_d,
-    T,
-    stride_t,
-    STEPS: tl.constexpr,
-    BEFORE: tl.constexpr,
-    AFTER: tl.constexpr,
-    CHANNEL_FIRST: tl.constexpr,
-):
+    p_row, o_t, m_d, T, stride_t,
+    STEPS: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, CHANNEL_FIRST: tl.constexpr,
+):  # fmt: skip
     """Steps -BEFORE .. STEPS + AFTER - 1 of every group; zeros outside of 0 .. T - 1."""
     steps = ()
     if CHANNEL_FIRST:

@@ -41,32 +41,11 @@ class ChunkPairs(NamedTuple):
 
 @triton.jit
 def _pairs_kernel(
-    delta,
-    do,
-    dv,
-    v,
-    da,
-    dl,
-    da_plain,
-    dl_plain,
-    diagonals,
-    table,
-    T,
-    num_t,
-    end_v,
-    scale,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    do_stride_b,
-    do_stride_t,
-    do_stride_h,
-    H: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BV: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    delta, do, dv, v, da, dl, da_plain, dl_plain, diagonals, table,
+    T, num_t, end_v, scale,
+    v_stride_b, v_stride_t, v_stride_h, do_stride_b, do_stride_t, do_stride_h,
+    H: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """`ChunkPairs` of one chunk:
 
     dA_ij = scale <do_i, delta_j>    dL_ij = -<dv_i, delta_j>    and with v in place of delta where it is given
@@ -143,13 +122,7 @@ def chunk_pairs(plan: Plan, *, delta: Tensor, do: Tensor, dv: Tensor, v: Tensor 
     diagonals = do.new_empty((1 if v is None else 2, batch, length, heads), dtype=torch.float32)
     pairs = ChunkPairs(da, dl, da_plain, dl_plain, diagonals)
     launch(
-        _pairs_kernel,
-        _pairs_plan(plan, do.shape, PositionStrides.of(v, do)),
-        delta=delta,
-        do=do,
-        dv=dv,
-        v=v,
-        **pairs._asdict(),
-        table=plan.table,
-    )
+        _pairs_kernel, _pairs_plan(plan, do.shape, PositionStrides.of(v, do)), delta=delta, do=do, dv=dv, v=v,
+        **pairs._asdict(), table=plan.table,
+    )  # fmt: skip
     return pairs

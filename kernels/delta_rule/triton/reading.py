@@ -59,15 +59,9 @@ def _read(remove: Tensor, log_decay: Tensor, dtype: torch.dtype) -> Tensor:
     reading = torch.empty_like(remove, dtype=dtype)
     grid = cdiv(remove.numel(), ELEMENTS)
     launch(
-        _reading_kernel,
-        grid,
-        remove=remove,
-        log_decay=log_decay,
-        reading=reading,
-        N=remove.numel(),
-        BLOCK=ELEMENTS,
+        _reading_kernel, grid, remove=remove, log_decay=log_decay, reading=reading, N=remove.numel(), BLOCK=ELEMENTS,
         num_warps=NUM_WARPS,
-    )
+    )  # fmt: skip
     return reading
 
 
@@ -88,18 +82,9 @@ class ReadingKeys(OnceDifferentiable):
         dremove, dlog_decay = torch.empty_like(remove), torch.empty_like(log_decay)
         grid = cdiv(remove.numel(), ELEMENTS)
         launch(
-            _reading_back_kernel,
-            grid,
-            remove=remove,
-            log_decay=log_decay,
-            dreading=dense(dreading),
-            dlog=dense(dlog),
-            dremove=dremove,
-            dlog_decay=dlog_decay,
-            N=remove.numel(),
-            BLOCK=ELEMENTS,
-            num_warps=NUM_WARPS,
-        )
+            _reading_back_kernel, grid, remove=remove, log_decay=log_decay, dreading=dense(dreading), dlog=dense(dlog),
+            dremove=dremove, dlog_decay=dlog_decay, N=remove.numel(), BLOCK=ELEMENTS, num_warps=NUM_WARPS,
+        )  # fmt: skip
         return dremove, dlog_decay, None
 
 

@@ -47,27 +47,11 @@ PROGRAMS_PER_PROCESSOR = 6
 
 @triton.jit(do_not_specialize=["B", "num_k", "num_splits", "num_chunks"])
 def _products_kernel(
-    x,
-    x_rest,
-    g,
-    g_rest,
-    weights,
-    products,
-    B,
-    D,
-    x_T,
-    g_T,
-    num_k,
-    num_splits,
-    num_chunks,
-    x_stride_b,
-    x_stride_d,
-    g_stride_b,
-    g_stride_d,
-    C: tl.constexpr,
-    ROWS: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
+    x, x_rest, g, g_rest, weights, products,
+    B, D, x_T, g_T, num_k, num_splits, num_chunks,
+    x_stride_b, x_stride_d, g_stride_b, g_stride_d,
+    C: tl.constexpr, ROWS: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
     """products [splits, D, num_k, C, C], whose sums over splits at [i, l] are G_k[i, i + l].
 
     A tile has 2^chunk_bits chunks of each of ROWS / 2^chunk_bits sequences. x_rest and g_rest: the second numbers of x
@@ -182,18 +166,9 @@ def chunks_gradient(source: Gated, gradient: Gated, length: int, lags: int) -> T
     )
     dtaps = torch.empty(width, lags, dtype=torch.float32, device=x.device)
     launch(
-        _diagonals_kernel,
-        width * num_k,
-        products=products,
-        scale=scale,
-        dtaps=dtaps,
-        D=width,
-        lags=lags,
-        num_k=num_k,
-        num_splits=num_splits,
-        C=tile.chunk,
-        num_warps=4,
-    )
+        _diagonals_kernel, width * num_k, products=products, scale=scale, dtaps=dtaps, D=width, lags=lags, num_k=num_k,
+        num_splits=num_splits, C=tile.chunk, num_warps=4,
+    )  # fmt: skip
     return dtaps
 
 

@@ -47,32 +47,12 @@ def _scales(b_most):
 
 @triton.jit
 def _gate_kernel(
-    x,
-    gate,
-    before,
-    direct,
-    direct_gate,
-    out,
-    rest,
-    scale,
-    dgate,
-    sums,
-    D,
-    T,
-    out_T,
-    x_stride_b,
-    x_stride_d,
-    gate_stride_b,
-    gate_stride_d,
-    direct_stride_b,
-    direct_stride_d,
-    direct_gate_stride_b,
-    direct_gate_stride_d,
-    dgate_stride_b,
-    num_rows,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    x, gate, before, direct, direct_gate, out, rest, scale, dgate, sums,
+    D, T, out_T,
+    x_stride_b, x_stride_d, gate_stride_b, gate_stride_d, direct_stride_b, direct_stride_d,
+    direct_gate_stride_b, direct_gate_stride_d, dgate_stride_b, num_rows,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """out [B, D, out_T] = gate x, zero beyond T. Where `dgate` is given, dgate [B, D, T] = before x.
 
     A program has ROWS of the num_rows = B D rows. Where `rest` is given, out + rest = gate x; where `scale` [B, D] is
@@ -117,19 +97,11 @@ def _gate_kernel(
 
 @triton.jit
 def _split_kernel(
-    x,
-    out,
-    rest,
-    scale,
-    D,
-    T,
-    out_T,
-    stride_b,
-    stride_t,
-    stride_d,
-    BLOCK_T: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    x, out, rest, scale,
+    D, T, out_T,
+    stride_b, stride_t, stride_d,
+    BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """scale [B, D] (out + rest [B, D, out_T]) = x [B, T, D], zero beyond T; a program has whole sequences."""
     num_d = tl.cdiv(D, BLOCK_D)
     i_b = (tl.program_id(0) // num_d).to(tl.int64)
@@ -172,22 +144,10 @@ def split(x: Tensor) -> Gated:
     out, rest, scale = _empty_halves(batch, width, size, x.device)
     stride_b, stride_t, stride_d = x.stride()
     launch(
-        _split_kernel,
-        batch * cdiv(width, SPLIT_TILE.channels),
-        x=x,
-        out=out,
-        rest=rest,
-        scale=scale,
-        D=width,
-        T=length,
-        out_T=size,
-        stride_b=stride_b,
-        stride_t=stride_t,
-        stride_d=stride_d,
-        BLOCK_T=SPLIT_TILE.steps,
-        BLOCK_D=SPLIT_TILE.channels,
-        **SPLIT_TILE.options.keywords(),
-    )
+        _split_kernel, batch * cdiv(width, SPLIT_TILE.channels), x=x, out=out, rest=rest, scale=scale, D=width,
+        T=length, out_T=size, stride_b=stride_b, stride_t=stride_t, stride_d=stride_d, BLOCK_T=SPLIT_TILE.steps,
+        BLOCK_D=SPLIT_TILE.channels, **SPLIT_TILE.options.keywords(),
+    )  # fmt: skip
     return Gated(out, x, None, rest, scale)
 
 
@@ -246,33 +206,11 @@ def gated(
     direct_stride_b, direct_stride_d = strides(direct_x, 0, 2)
     direct_gate_stride_b, direct_gate_stride_d = strides(direct_gate, 0, 2)
     launch(
-        _gate_kernel,
-        cdiv(batch * width, rows) * cdiv(size, block),
-        x=x,
-        gate=gate,
-        before=before,
-        direct=direct_x,
-        direct_gate=direct_gate,
-        out=out,
-        rest=rest,
-        scale=scale,
-        dgate=dgate,
-        sums=sums,
-        D=width,
-        T=length,
-        out_T=size,
-        x_stride_b=stride_b,
-        x_stride_d=stride_d,
-        gate_stride_b=gate_stride_b,
-        gate_stride_d=gate_stride_d,
-        direct_stride_b=direct_stride_b,
-        direct_stride_d=direct_stride_d,
-        direct_gate_stride_b=direct_gate_stride_b,
-        direct_gate_stride_d=direct_gate_stride_d,
-        dgate_stride_b=strides(dgate, 0)[0],
-        num_rows=batch * width,
-        ROWS=rows,
-        BLOCK=block,
-        num_warps=4,
-    )
+        _gate_kernel, cdiv(batch * width, rows) * cdiv(size, block), x=x, gate=gate, before=before, direct=direct_x,
+        direct_gate=direct_gate, out=out, rest=rest, scale=scale, dgate=dgate, sums=sums, D=width, T=length, out_T=size,
+        x_stride_b=stride_b, x_stride_d=stride_d, gate_stride_b=gate_stride_b, gate_stride_d=gate_stride_d,
+        direct_stride_b=direct_stride_b, direct_stride_d=direct_stride_d, direct_gate_stride_b=direct_gate_stride_b,
+        direct_gate_stride_d=direct_gate_stride_d, dgate_stride_b=strides(dgate, 0)[0], num_rows=batch * width,
+        ROWS=rows, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return Gated(out, x, gate, rest, scale), dgate, None if sums is None else sums.sum((0, 2))

@@ -70,19 +70,11 @@ def _spectrum(z, row, o_k, o_m, w_re, w_im, mask):
 
 @triton.jit
 def _product_kernel(
-    z,
-    taps,
-    turns,
-    out,
-    x,
-    sums,
-    B,
-    D,
-    M,
+    z, taps, turns, out, x, sums,
+    B, D, M,
     stride_b,
-    BLOCK: tl.constexpr,
-    CONJUGATE: tl.constexpr,
-):
+    BLOCK: tl.constexpr, CONJUGATE: tl.constexpr,
+):  # fmt: skip
     """Filters the sequences of a channel, and sums the spectrum of the gradient of its taps.
 
     z, out, x: [B, D, M] complex, transforms of complex sequences.   taps [D, M + 1] complex, divided by 2 M.
@@ -141,22 +133,10 @@ def _product(z: Tensor, taps: Tensor, conjugate: bool, out: Tensor | None, x: Te
     sums = None if x is None else z.new_empty(splits, width, half + 1)
     parts = [None if t is None else torch.view_as_real(t) for t in (z, taps, out, x, sums)]
     launch(
-        _product_kernel,
-        (blocks * width, splits),
-        z=parts[0],
-        taps=parts[1],
-        turns=TURNS.get(2 * half, z.device),
-        out=parts[2],
-        x=parts[3],
-        sums=parts[4],
-        B=batch,
-        D=width,
-        M=half,
-        stride_b=2 * width * half,
-        BLOCK=BLOCK,
-        CONJUGATE=conjugate,
-        **OPTIONS.keywords(),
-    )
+        _product_kernel, (blocks * width, splits), z=parts[0], taps=parts[1], turns=TURNS.get(2 * half, z.device),
+        out=parts[2], x=parts[3], sums=parts[4], B=batch, D=width, M=half, stride_b=2 * width * half, BLOCK=BLOCK,
+        CONJUGATE=conjugate, **OPTIONS.keywords(),
+    )  # fmt: skip
     return None if sums is None else sums.sum(0) if splits > 1 else sums[0]
 
 

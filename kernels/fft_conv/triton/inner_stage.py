@@ -98,19 +98,10 @@ def _load_tables(inner, turns, outer, R: tl.constexpr, N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"])
 def _long_taps_kernel(
-    waves,
-    sums,
-    inner,
-    turns,
-    outer,
-    spectra,
+    waves, sums, inner, turns, outer, spectra,
     M,
-    R: tl.constexpr,
-    N: tl.constexpr,
-    TILE: tl.constexpr,
-    LARGEST: tl.constexpr,
-    LARGEST_TAPS: tl.constexpr,
-):
+    R: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr, LARGEST: tl.constexpr, LARGEST_TAPS: tl.constexpr,
+):  # fmt: skip
     """spectra [D, M, 2, R N]: both parts of the spectra of waves [D, M, 2, R N], in the order of `store_part`."""
     SIZE: tl.constexpr = R * N
     i_row = tl.program_id(0).to(tl.int64)
@@ -124,25 +115,11 @@ def _long_taps_kernel(
 
 @triton.jit(do_not_specialize=["B", "M", "num_groups", "per_group"])
 def _inner_kernel(
-    waves,
-    sums,
-    spectra,
-    taps_sums,
-    inner,
-    turns,
-    outer,
-    scales,
-    B,
-    M,
-    num_groups,
-    per_group,
-    REVERSE: tl.constexpr,
-    R: tl.constexpr,
-    N: tl.constexpr,
-    TILE: tl.constexpr,
-    LARGEST: tl.constexpr,
+    waves, sums, spectra, taps_sums, inner, turns, outer, scales,
+    B, M, num_groups, per_group,
+    REVERSE: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr, LARGEST: tl.constexpr,
     LARGEST_TAPS: tl.constexpr,
-):
+):  # fmt: skip
     """waves [D, B, M, 2, R N]: Z instead of V, over scales [D, B, M]; REVERSE: with conjugate spectra of the taps."""
     SIZE: tl.constexpr = R * N
     NUM_TILES: tl.constexpr = SIZE // TILE
@@ -168,26 +145,10 @@ def _inner_kernel(
 
 @triton.jit(do_not_specialize=["B", "M"])
 def _inner_backward_kernel(
-    waves,
-    sums,
-    g_waves,
-    g_sums,
-    spectra,
-    taps_sums,
-    inner,
-    turns,
-    outer,
-    scales,
-    taps_waves,
-    taps_scales,
-    B,
-    M,
-    R: tl.constexpr,
-    N: tl.constexpr,
-    TILE: tl.constexpr,
-    LARGEST: tl.constexpr,
-    LARGEST_TAPS: tl.constexpr,
-):
+    waves, sums, g_waves, g_sums, spectra, taps_sums, inner, turns, outer, scales, taps_waves, taps_scales,
+    B, M,
+    R: tl.constexpr, N: tl.constexpr, TILE: tl.constexpr, LARGEST: tl.constexpr, LARGEST_TAPS: tl.constexpr,
+):  # fmt: skip
     """g_waves [D, B, M, 2, R N] and scales: as of `_inner_kernel` with REVERSE; taps_waves [D, M, 2, R N] over
     taps_scales [D, M]: those of the gradient of the taps, from waves and g_waves."""
     SIZE: tl.constexpr = R * N
@@ -249,16 +210,9 @@ def long_taps(filter: Tensor, length: int, lags: int) -> LongTaps:
     waves, sums = outer_stage(filter.t()[None], lags, plan)
     spectra = torch.empty(filter.shape[0], plan.num_rows, 2, plan.size, dtype=torch.float16, device=filter.device)
     launch(
-        _long_taps_kernel,
-        filter.shape[0] * plan.num_rows,
-        waves=waves,
-        sums=sums,
-        **_tables(filter.device),
-        spectra=spectra,
-        M=plan.num_rows,
-        **_sizes(plan),
-        **plan.inner_options.keywords(),
-    )
+        _long_taps_kernel, filter.shape[0] * plan.num_rows, waves=waves, sums=sums, **_tables(filter.device),
+        spectra=spectra, M=plan.num_rows, **_sizes(plan), **plan.inner_options.keywords(),
+    )  # fmt: skip
     return LongTaps(spectra, sums[:, 0], plan)
 
 
@@ -271,22 +225,10 @@ def conv_long(source: Gated, taps: LongTaps, epilogue: Epilogue, reverse: bool) 
     per_group = max(1, min(SEQUENCES_PER_PROGRAM, most))
     num_groups = cdiv(batch, per_group)
     launch(
-        _inner_kernel,
-        width * plan.num_rows * num_groups,
-        waves=waves,
-        sums=sums,
-        spectra=taps.spectra,
-        taps_sums=taps.sums,
-        **_tables(waves.device),
-        scales=scales,
-        B=batch,
-        M=plan.num_rows,
-        num_groups=num_groups,
-        per_group=per_group,
-        REVERSE=reverse,
-        **_sizes(plan),
-        **plan.inner_options.keywords(),
-    )
+        _inner_kernel, width * plan.num_rows * num_groups, waves=waves, sums=sums, spectra=taps.spectra,
+        taps_sums=taps.sums, **_tables(waves.device), scales=scales, B=batch, M=plan.num_rows, num_groups=num_groups,
+        per_group=per_group, REVERSE=reverse, **_sizes(plan), **plan.inner_options.keywords(),
+    )  # fmt: skip
     outputs = empty_outputs(source.x, epilogue)
     inverse_outer_stage(waves, scales, source, epilogue, outputs, plan)
     return outputs
@@ -302,23 +244,11 @@ def conv_long_backward(x: Tensor, g: Gated, taps: LongTaps, epilogue: Epilogue, 
     taps_waves = torch.empty_like(taps.spectra)
     taps_scales = torch.empty(width, plan.num_rows, dtype=torch.float32, device=x.device)
     launch(
-        _inner_backward_kernel,
-        width * plan.num_rows,
-        waves=rows.waves,
-        sums=rows.sums,
-        g_waves=g_rows.waves,
-        g_sums=g_rows.sums,
-        spectra=taps.spectra,
-        taps_sums=taps.sums,
-        **_tables(x.device),
-        scales=scales,
-        taps_waves=taps_waves,
-        taps_scales=taps_scales,
-        B=batch,
-        M=plan.num_rows,
-        **_sizes(plan),
+        _inner_backward_kernel, width * plan.num_rows, waves=rows.waves, sums=rows.sums, g_waves=g_rows.waves,
+        g_sums=g_rows.sums, spectra=taps.spectra, taps_sums=taps.sums, **_tables(x.device), scales=scales,
+        taps_waves=taps_waves, taps_scales=taps_scales, B=batch, M=plan.num_rows, **_sizes(plan),
         **plan.inner_options.keywords(),
-    )
+    )  # fmt: skip
     outputs = empty_outputs(g.x, epilogue)
     inverse_outer_stage(g_rows.waves, scales, g, epilogue, outputs, plan)
     dtaps = empty_time_last(x.new_empty((1, lags, width)), torch.float32)

@@ -41,24 +41,11 @@ SEQUENCES_PER_PROGRAM = 8
 
 @triton.jit(do_not_specialize=["B", "num_sequences", "per_group", "M"])
 def _outer_kernel(
-    x,
-    matrix,
-    turns,
-    waves,
-    sums,
-    B,
-    num_sequences,
-    per_group,
-    M,
-    x_T,
-    x_stride_b,
-    x_stride_d,
-    x_stride_t,
-    PADDED: tl.constexpr,
-    SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    LARGEST: tl.constexpr,
-):
+    x, matrix, turns, waves, sums,
+    B, num_sequences, per_group, M, x_T,
+    x_stride_b, x_stride_d, x_stride_t,
+    PADDED: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
     """waves [D, B, M, 2, SIZE]: both parts of V, divided by the scales of their tiles; sums [D, B, SIZE / TILE]: the
     sums of magnitudes that the scales come from."""
     NUM_TILES: tl.constexpr = SIZE // TILE
@@ -88,36 +75,12 @@ def _outer_kernel(
 
 @triton.jit(do_not_specialize=["B", "num_sequences", "per_group", "M"])
 def _inverse_outer_kernel(
-    waves,
-    scales,
-    matrix,
-    turns,
-    skip,
-    direct,
-    direct_gate,
-    scale,
-    other,
-    y,
-    plain,
-    product,
-    B,
-    num_sequences,
-    per_group,
-    M,
-    D,
-    T,
-    direct_stride_b,
-    direct_stride_d,
-    direct_gate_stride_b,
-    direct_gate_stride_d,
-    scale_stride_b,
-    scale_stride_d,
-    other_stride_b,
-    other_stride_d,
-    PADDED: tl.constexpr,
-    SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+    waves, scales, matrix, turns, skip, direct, direct_gate, scale, other, y, plain, product,
+    B, num_sequences, per_group, M, D, T,
+    direct_stride_b, direct_stride_d, direct_gate_stride_b, direct_gate_stride_d, scale_stride_b, scale_stride_d,
+    other_stride_b, other_stride_d,
+    PADDED: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """The outputs of `epilogue.py` from waves [D, B, M, 2, SIZE] and scales [D, B, M], whose product is Z."""
     NUM_TILES: tl.constexpr = SIZE // TILE
     i_q, i_group = tl.program_id(0) % NUM_TILES, tl.program_id(0) // NUM_TILES
@@ -171,27 +134,11 @@ def outer_stage(x: Tensor, length: int, plan: LongPlan) -> Rows:
     per_group = _per_group(batch * width, plan, x.device)
     stride_b, stride_t, stride_d = x.stride()
     launch(
-        _outer_kernel,
-        num_tiles * cdiv(batch * width, per_group),
-        x=x,
-        matrix=tables.matrix,
-        turns=tables.turns,
-        waves=waves,
-        sums=sums,
-        B=batch,
-        num_sequences=batch * width,
-        per_group=per_group,
-        M=plan.num_rows,
-        x_T=length,
-        x_stride_b=stride_b,
-        x_stride_d=stride_d,
-        x_stride_t=stride_t,
-        PADDED=plan.padded,
-        SIZE=plan.size,
-        TILE=plan.tile,
-        LARGEST=LARGEST,
-        **plan.outer_options.keywords(),
-    )
+        _outer_kernel, num_tiles * cdiv(batch * width, per_group), x=x, matrix=tables.matrix, turns=tables.turns,
+        waves=waves, sums=sums, B=batch, num_sequences=batch * width, per_group=per_group, M=plan.num_rows, x_T=length,
+        x_stride_b=stride_b, x_stride_d=stride_d, x_stride_t=stride_t, PADDED=plan.padded, SIZE=plan.size,
+        TILE=plan.tile, LARGEST=LARGEST, **plan.outer_options.keywords(),
+    )  # fmt: skip
     return Rows(waves, sums)
 
 
@@ -203,22 +150,9 @@ def inverse_outer_stage(
     tables, per_group = LONG_TABLES.get(plan.num_rows, waves.device), _per_group(batch * width, plan, waves.device)
     named = stride_arguments(source, epilogue)
     launch(
-        _inverse_outer_kernel,
-        plan.size // plan.tile * cdiv(batch * width, per_group),
-        waves=waves,
-        scales=scales,
-        matrix=tables.matrix,
-        turns=tables.turns,
-        **tensor_arguments(source, epilogue, outputs),
-        B=batch,
-        num_sequences=batch * width,
-        per_group=per_group,
-        M=plan.num_rows,
-        D=width,
-        T=length,
-        **{name: stride for name, stride in named.items() if not name.startswith("x_")},
-        PADDED=plan.padded,
-        SIZE=plan.size,
-        TILE=plan.tile,
-        **plan.outer_options.keywords(),
-    )
+        _inverse_outer_kernel, plan.size // plan.tile * cdiv(batch * width, per_group), waves=waves, scales=scales,
+        matrix=tables.matrix, turns=tables.turns, **tensor_arguments(source, epilogue, outputs), B=batch,
+        num_sequences=batch * width, per_group=per_group, M=plan.num_rows, D=width, T=length,
+        **{name: stride for name, stride in named.items() if not name.startswith("x_")}, PADDED=plan.padded,
+        SIZE=plan.size, TILE=plan.tile, **plan.outer_options.keywords(),
+    )  # fmt: skip

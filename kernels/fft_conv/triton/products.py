@@ -63,19 +63,11 @@ def _taps(filter, skip, o_l, lags, stride_l):
 
 @triton.jit
 def _taps_kernel(
-    filter,
-    skip,
-    taps,
-    scale,
-    lags,
-    size,
-    stride_d,
-    stride_l,
-    C: tl.constexpr,
-    SHIFTS: tl.constexpr,
-    TERMS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    filter, skip, taps, scale,
+    lags, size,
+    stride_d, stride_l,
+    C: tl.constexpr, SHIFTS: tl.constexpr, TERMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """taps [D, TERMS, SHIFTS, size]: copy s holds the tap of lag x - C - s at position x, and zeros around the taps.
 
     skip: [D] or None, added to the tap of lag zero. The second of two terms is what rounding leaves of the tap. Where
@@ -143,49 +135,13 @@ def _shifted(o_i, size, SHIFTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["B", "lags", "batch_groups", "num_groups"])
 def _conv_kernel(
-    x,
-    x_rest,
-    x_scale,
-    taps,
-    taps_scale,
-    skip,
-    direct,
-    direct_gate,
-    scale,
-    other,
-    y,
-    plain,
-    product,
-    B,
-    D,
-    T,
-    x_T,
-    lags,
-    size,
-    batch_groups,
-    num_groups,
-    x_stride_b,
-    x_stride_d,
-    direct_stride_b,
-    direct_stride_d,
-    direct_gate_stride_b,
-    direct_gate_stride_d,
-    scale_stride_b,
-    scale_stride_d,
-    other_stride_b,
-    other_stride_d,
-    y_stride_b,
-    REVERSE: tl.constexpr,
-    TERMS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    C: tl.constexpr,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-    BATCH: tl.constexpr,
-    K: tl.constexpr,
-    SHIFTS: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
+    x, x_rest, x_scale, taps, taps_scale, skip, direct, direct_gate, scale, other, y, plain, product,
+    B, D, T, x_T, lags, size, batch_groups, num_groups,
+    x_stride_b, x_stride_d, direct_stride_b, direct_stride_d, direct_gate_stride_b, direct_gate_stride_d,
+    scale_stride_b, scale_stride_d, other_stride_b, other_stride_d, y_stride_b,
+    REVERSE: tl.constexpr, TERMS: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
+    PARTS: tl.constexpr, BATCH: tl.constexpr, K: tl.constexpr, SHIFTS: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
     """The convolution taps * x (REVERSE: the correlation, towards later steps) for ROWS / BATCH chunks of BATCH
     sequences of one channel, with the outputs of `epilogue.py`, all [B, D, T] with a stride along B.
 
@@ -294,22 +250,10 @@ def shifted_taps(filter: Tensor, skip: Tensor | None, lags: int, plan: ToeplitzP
     scale = torch.empty(width, dtype=torch.float32, device=filter.device) if operands is Operands.HALVES else None
     stride_d, stride_l = filter.stride()
     launch(
-        _taps_kernel,
-        width * cdiv(size, TAP_BLOCK),
-        filter=filter,
-        skip=skip if operands.num_terms == 2 else None,
-        taps=copies,
-        scale=scale,
-        lags=lags,
-        size=size,
-        stride_d=stride_d,
-        stride_l=stride_l,
-        C=tile.chunk,
-        SHIFTS=tile.copies,
-        TERMS=operands.num_terms,
-        BLOCK=TAP_BLOCK,
-        num_warps=4,
-    )
+        _taps_kernel, width * cdiv(size, TAP_BLOCK), filter=filter, skip=skip if operands.num_terms == 2 else None,
+        taps=copies, scale=scale, lags=lags, size=size, stride_d=stride_d, stride_l=stride_l, C=tile.chunk,
+        SHIFTS=tile.copies, TERMS=operands.num_terms, BLOCK=TAP_BLOCK, num_warps=4,
+    )  # fmt: skip
     return ShiftedTaps(copies, scale, lags, plan)
 
 
@@ -327,34 +271,12 @@ def conv_products(
     batch, length, width = source.x.shape
     outputs, tile = outputs or empty_outputs(source.x, epilogue), plan.tile
     launch(
-        _conv_kernel,
-        width * plan.num_groups,
-        x=source.product,
-        x_rest=source.rest,
-        x_scale=source.scale,
-        taps=copies,
-        taps_scale=scale,
-        **tensor_arguments(source, epilogue, outputs),
-        B=batch,
-        D=width,
-        T=length,
-        x_T=source.product.shape[1],
-        lags=lags,
-        size=copies.shape[3],
-        batch_groups=plan.batch_groups,
-        num_groups=plan.num_groups,
-        **stride_arguments(source, epilogue),
-        y_stride_b=outputs.y.stride(0),
-        REVERSE=reverse,
-        TERMS=copies.shape[1],
-        PRECISION=plan.precision,
-        C=tile.chunk,
-        ROWS=plan.rows,
-        PARTS=plan.parts,
-        BATCH=plan.batch,
-        K=tile.step,
-        SHIFTS=tile.copies,
-        NUM_STAGES=tile.options.num_stages,
+        _conv_kernel, width * plan.num_groups, x=source.product, x_rest=source.rest, x_scale=source.scale, taps=copies,
+        taps_scale=scale, **tensor_arguments(source, epilogue, outputs), B=batch, D=width, T=length,
+        x_T=source.product.shape[1], lags=lags, size=copies.shape[3], batch_groups=plan.batch_groups,
+        num_groups=plan.num_groups, **stride_arguments(source, epilogue), y_stride_b=outputs.y.stride(0),
+        REVERSE=reverse, TERMS=copies.shape[1], PRECISION=plan.precision, C=tile.chunk, ROWS=plan.rows,
+        PARTS=plan.parts, BATCH=plan.batch, K=tile.step, SHIFTS=tile.copies, NUM_STAGES=tile.options.num_stages,
         num_warps=tile.options.num_warps,
-    )
+    )  # fmt: skip
     return outputs

@@ -90,20 +90,11 @@ def times_at_most(size, limit):
 
 @triton.jit(do_not_specialize=["num_k"])
 def _taps_spectra_kernel(
-    filter,
-    inner,
-    turns,
-    outer,
-    spectra,
-    factors,
-    lags,
-    num_k,
-    stride_d,
-    stride_l,
-    R: tl.constexpr,
-    N: tl.constexpr,
-    LARGEST: tl.constexpr,
-):
+    filter, inner, turns, outer, spectra, factors,
+    lags, num_k,
+    stride_d, stride_l,
+    R: tl.constexpr, N: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
     """spectra [D, num_k, 2, R N]: both parts of W_k divided by a scale, in the order of `store_part`.
 
     factors [D, 2]: the inverse of the largest sum over k of |W_k|, at most N; and the factor that undoes the scale and
@@ -146,43 +137,13 @@ def _taps_spectra_kernel(
 
 @triton.jit(do_not_specialize=["B", "num_groups", "per_group"])
 def _conv_spectra_kernel(
-    x,
-    spectra,
-    factors,
-    inner,
-    turns,
-    outer,
-    skip,
-    direct,
-    direct_gate,
-    scale,
-    other,
-    y,
-    plain,
-    product,
-    B,
-    D,
-    T,
-    x_T,
-    num_groups,
-    per_group,
-    x_stride_b,
-    x_stride_d,
-    direct_stride_b,
-    direct_stride_d,
-    direct_gate_stride_b,
-    direct_gate_stride_d,
-    scale_stride_b,
-    scale_stride_d,
-    other_stride_b,
-    other_stride_d,
-    REVERSE: tl.constexpr,
-    R: tl.constexpr,
-    N: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
-    NUM_K: tl.constexpr,
+    x, spectra, factors, inner, turns, outer, skip, direct, direct_gate, scale, other, y, plain, product,
+    B, D, T, x_T, num_groups, per_group,
+    x_stride_b, x_stride_d, direct_stride_b, direct_stride_d, direct_gate_stride_b, direct_gate_stride_d,
+    scale_stride_b, scale_stride_d, other_stride_b, other_stride_d,
+    REVERSE: tl.constexpr, R: tl.constexpr, N: tl.constexpr, NUM_CHUNKS: tl.constexpr, NUM_K: tl.constexpr,
     LARGEST: tl.constexpr,
-):
+):  # fmt: skip
     """The convolution (REVERSE: the correlation) of per_group sequences of one channel, one block after the other, with
     the outputs of `epilogue.py`."""
     SIZE: tl.constexpr = R * N
@@ -253,23 +214,10 @@ def taps_spectra(filter: Tensor, length: int, lags: int) -> TapsSpectra:
     factors = torch.empty(width, 2, dtype=torch.float32, device=filter.device)
     stride_d, stride_l = filter.stride()
     launch(
-        _taps_spectra_kernel,
-        width,
-        filter=filter,
-        inner=tables.half_inner,
-        turns=tables.turns,
-        outer=tables.outer,
-        spectra=spectra,
-        factors=factors,
-        lags=lags,
-        num_k=plan.num_k,
-        stride_d=stride_d,
-        stride_l=stride_l,
-        R=RADIX,
-        N=plan.columns,
-        LARGEST=LARGEST,
-        num_warps=4,
-    )
+        _taps_spectra_kernel, width, filter=filter, inner=tables.half_inner, turns=tables.turns, outer=tables.outer,
+        spectra=spectra, factors=factors, lags=lags, num_k=plan.num_k, stride_d=stride_d, stride_l=stride_l, R=RADIX,
+        N=plan.columns, LARGEST=LARGEST, num_warps=4,
+    )  # fmt: skip
     return TapsSpectra(spectra, factors, plan)
 
 
@@ -285,28 +233,10 @@ def conv_spectra(source: Gated, taps: TapsSpectra, epilogue: Epilogue, reverse: 
     per_group = max(1, min(SEQUENCES_PER_PROGRAM, most))
     num_groups = cdiv(batch, per_group)
     launch(
-        _conv_spectra_kernel,
-        width * num_groups,
-        x=x,
-        spectra=taps.spectra,
-        factors=taps.factors,
-        inner=tables.half_inner,
-        turns=tables.turns,
-        outer=tables.outer,
-        **tensor_arguments(source, epilogue, outputs),
-        B=batch,
-        D=width,
-        T=length,
-        x_T=x.shape[1],
-        num_groups=num_groups,
-        per_group=per_group,
-        **stride_arguments(source, epilogue),
-        REVERSE=reverse,
-        R=RADIX,
-        N=plan.columns,
-        NUM_CHUNKS=plan.num_chunks,
-        NUM_K=plan.num_k,
-        LARGEST=LARGEST,
-        **conv_options(plan),
-    )
+        _conv_spectra_kernel, width * num_groups, x=x, spectra=taps.spectra, factors=taps.factors,
+        inner=tables.half_inner, turns=tables.turns, outer=tables.outer, **tensor_arguments(source, epilogue, outputs),
+        B=batch, D=width, T=length, x_T=x.shape[1], num_groups=num_groups, per_group=per_group,
+        **stride_arguments(source, epilogue), REVERSE=reverse, R=RADIX, N=plan.columns, NUM_CHUNKS=plan.num_chunks,
+        NUM_K=plan.num_k, LARGEST=LARGEST, **conv_options(plan),
+    )  # fmt: skip
     return outputs

@@ -47,27 +47,11 @@ def _columns(b_x, b_re, b_re_rest, b_im, b_im_rest, b_cos, b_sin):
 
 @triton.jit(do_not_specialize=["B", "num_chunks", "num_k", "num_splits"])
 def _spectra_kernel(
-    x,
-    g,
-    inner,
-    turns,
-    outer,
-    spectra,
-    B,
-    D,
-    x_T,
-    g_T,
-    num_chunks,
-    num_k,
-    num_splits,
-    x_stride_b,
-    x_stride_d,
-    g_stride_b,
-    g_stride_d,
-    R: tl.constexpr,
-    N: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
+    x, g, inner, turns, outer, spectra,
+    B, D, x_T, g_T, num_chunks, num_k, num_splits,
+    x_stride_b, x_stride_d, g_stride_b, g_stride_d,
+    R: tl.constexpr, N: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
     """spectra [splits, D, num_k, R N, 2], whose sums over splits are S_k; inner, turns, outer: as in `Tables`."""
     SIZE: tl.constexpr = R * N
     i_k, i_d = tl.program_id(0) % num_k, (tl.program_id(0) // num_k % D).to(tl.int64)
@@ -178,15 +162,7 @@ def taps_gradient(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
     waves = torch.fft.ifft(torch.view_as_complex(spectra[0] if num_splits == 1 else spectra.sum(0)))
     dtaps = torch.empty(width, lags, dtype=torch.float32, device=x.device)
     launch(
-        _lags_kernel,
-        width * cdiv(lags, LAG_BLOCK),
-        waves=waves,
-        quarter=tables.quarter,
-        dtaps=dtaps,
-        lags=lags,
-        num_k=plan.num_k,
-        SIZE=plan.size,
-        BLOCK=LAG_BLOCK,
-        num_warps=4,
-    )
+        _lags_kernel, width * cdiv(lags, LAG_BLOCK), waves=waves, quarter=tables.quarter, dtaps=dtaps, lags=lags,
+        num_k=plan.num_k, SIZE=plan.size, BLOCK=LAG_BLOCK, num_warps=4,
+    )  # fmt: skip
     return dtaps

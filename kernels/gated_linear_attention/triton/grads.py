@@ -38,49 +38,13 @@ from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 @triton.jit
 def _grads_kernel(
-    q,
-    k,
-    v,
-    g,
-    do,
-    states,
-    dstates,
-    dq,
-    dk,
-    dg,
-    dk_more,
-    dg_more,
-    table,
-    T,
-    num_t,
-    end_v,
-    scale,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    g_stride_b,
-    g_stride_t,
-    g_stride_h,
-    do_stride_b,
-    do_stride_t,
-    do_stride_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    LEVELS: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    DECAY: tl.constexpr,
-    LIMIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, g, do, states, dstates, dq, dk, dg, dk_more, dg_more, table,
+    T, num_t, end_v, scale,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+    g_stride_b, g_stride_t, g_stride_h, do_stride_b, do_stride_t, do_stride_h,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr, DECAY: tl.constexpr, LIMIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """dq, dk, dg [C, BK] of one chunk; dg of a decay of a head is a sum over channels, [B, T, H, K / BK].
 
     dA_ij = scale <do_i, v_j>,   dq_i = scale exp(P_i) do_i S^T + sum_j dA_ij exp(D_ij) k_j
@@ -291,22 +255,10 @@ def gla_grads(
     dg = new(torch.float32, cdiv(key_dim, _block_k(plan, kind, key_dim))) if partial else new(dg_dtype, key_dim)
     dk_more, dg_more = more
     launch(
-        _grads_kernel,
-        _grads_plan(plan, kind, k.shape, v.shape[-1], PositionStrides.of(q, k, v, g, do)),
-        q=q,
-        k=k,
-        v=v,
-        g=g,
-        do=do,
-        states=states,
-        dstates=dstates,
-        dq=dq,
-        dk=dk,
-        dg=dg,
-        dk_more=dk_more,
-        dg_more=dg_more,
+        _grads_kernel, _grads_plan(plan, kind, k.shape, v.shape[-1], PositionStrides.of(q, k, v, g, do)), q=q, k=k, v=v,
+        g=g, do=do, states=states, dstates=dstates, dq=dq, dk=dk, dg=dg, dk_more=dk_more, dg_more=dg_more,
         table=plan.table,
-    )
+    )  # fmt: skip
     if partial and dg is not None:
         dg = dg.sum(-1).to(dg_dtype)
     return dq, dk, dg

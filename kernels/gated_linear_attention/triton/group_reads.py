@@ -69,40 +69,13 @@ def load_row(p, stride_t, o_t, end):
 
 @triton.jit
 def _group_read_kernel(
-    q,
-    v,
-    scores,
-    log_decay,
-    q_in,
-    write,
-    own,
-    skip,
-    states,
-    out,
-    table,
-    T,
-    num_t,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    write_stride_b,
-    write_stride_t,
-    write_stride_h,
-    own_stride_b,
-    own_stride_t,
-    own_stride_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    GROUP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, v, scores, log_decay, q_in, write, own, skip, states, out, table,
+    T, num_t,
+    q_stride_b, q_stride_t, q_stride_h, v_stride_b, v_stride_t, v_stride_h,
+    write_stride_b, write_stride_t, write_stride_h, own_stride_b, own_stride_t, own_stride_h,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """o [B, T, H, V] of one chunk, head and block of V.
 
     scores [B, T, H / GROUP, C] are A, log_decay and q_in = scale exp(P) are [B, H, T], and states [B, H, chunks, K, V].
@@ -143,54 +116,14 @@ def _group_read_kernel(
 
 @triton.jit
 def _group_values_kernel(
-    q,
-    k,
-    v,
-    do,
-    scores,
-    log_decay,
-    q_in,
-    write,
-    own,
-    skip,
-    states,
-    dstates,
-    dv,
-    dg,
-    dwrite,
-    down,
-    dskip,
-    table,
-    T,
-    num_t,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    do_stride_b,
-    do_stride_t,
-    do_stride_h,
-    write_stride_b,
-    write_stride_t,
-    write_stride_h,
-    own_stride_b,
-    own_stride_t,
-    own_stride_h,
-    dv_stride_t,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    GROUP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, do, scores, log_decay, q_in, write, own, skip, states, dstates, dv, dg, dwrite, down, dskip, table,
+    T, num_t,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+    do_stride_b, do_stride_t, do_stride_h, write_stride_b, write_stride_t, write_stride_h,
+    own_stride_b, own_stride_t, own_stride_h, dv_stride_t,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """dv [B, T, H, V] of one chunk, head and block of V, and the gradients of log-decays and weights for each block.
 
     Positions of dv lie dv_stride_t apart, in all sequences.
@@ -325,18 +258,10 @@ def gla_group_read(
     out = v.new_empty(v.shape, dtype=dtype)
     strides = PositionStrides.of(q, v, weights.write, weights.own)
     launch(
-        _group_read_kernel,
-        _group_reads_plan(plan, plan.tuning.read[HEAD], v.shape, q.shape, strides),
-        q=q,
-        v=v,
-        scores=factors.scores,
-        log_decay=factors.log_decay,
-        q_in=factors.q_in,
-        **weights._asdict(),
-        states=states,
-        out=out,
-        table=plan.table,
-    )
+        _group_read_kernel, _group_reads_plan(plan, plan.tuning.read[HEAD], v.shape, q.shape, strides), q=q, v=v,
+        scores=factors.scores, log_decay=factors.log_decay, q_in=factors.q_in, **weights._asdict(), states=states,
+        out=out, table=plan.table,
+    )  # fmt: skip
     return out
 
 
@@ -369,24 +294,10 @@ def gla_group_values(
     strides = PositionStrides.of(q, k, v, do, weights.write, weights.own)
     launch(
         _group_values_kernel,
-        _group_reads_plan(plan, plan.tuning.group_values, v.shape, k.shape, strides, dv.stride(1)),
-        q=q,
-        k=k,
-        v=v,
-        do=do,
-        scores=factors.scores,
-        log_decay=factors.log_decay,
-        q_in=factors.q_in,
-        **weights._asdict(),
-        states=states,
-        dstates=dstates,
-        dv=dv,
-        dg=dg,
-        dwrite=dwrite,
-        down=down,
-        dskip=dskip,
-        table=plan.table,
-    )
+        _group_reads_plan(plan, plan.tuning.group_values, v.shape, k.shape, strides, dv.stride(1)), q=q, k=k, v=v,
+        do=do, scores=factors.scores, log_decay=factors.log_decay, q_in=factors.q_in, **weights._asdict(),
+        states=states, dstates=dstates, dv=dv, dg=dg, dwrite=dwrite, down=down, dskip=dskip, table=plan.table,
+    )  # fmt: skip
     dg, dwrite, down = (None if x is None else x.squeeze(-1) if num_v == 1 else x.sum(-1) for x in (dg, dwrite, down))
     dweights = Weights(dwrite, down, None if dskip is None else dskip.sum((0, 1, 3)))
     return None if dg is None else dg.to(dg_dtype), dweights

@@ -35,38 +35,12 @@ from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 @triton.jit
 def _group_scores_kernel(
-    q,
-    k,
-    g,
-    write,
-    scores,
-    log_decay,
-    q_in,
-    k_out,
-    decay,
-    table,
-    T,
-    num_t,
-    scale,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    g_stride_b,
-    g_stride_t,
-    g_stride_h,
-    write_stride_b,
-    write_stride_t,
-    write_stride_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, g, write, scores, log_decay, q_in, k_out, decay, table,
+    T, num_t, scale,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, g_stride_b, g_stride_t, g_stride_h,
+    write_stride_b, write_stride_t, write_stride_h,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """For one chunk of a group: its scores scale q k^T [C, C], and what other kernels need of the decays of its heads.
 
     log_decay is g with adjacent positions, q_in = scale exp(P), k_out = exp(R) w, all [B, H, T]; decay = exp(P_C). w is
@@ -131,71 +105,22 @@ def gla_group_scores(plan: Plan, q: Tensor, k: Tensor, g: Tensor, write: Tensor 
     log_decay, q_in, k_out = (q.new_empty((batch, heads, length), dtype=torch.float32) for _ in range(3))
     decay = q.new_empty((batch, heads, plan.num_chunks(length)), dtype=torch.float32)
     launch(
-        _group_scores_kernel,
-        _group_scores_plan(plan, heads, q.shape, PositionStrides.of(q, k, g, write)),
-        q=q,
-        k=k,
-        g=g,
-        write=write,
-        scores=scores,
-        log_decay=log_decay,
-        q_in=q_in,
-        k_out=k_out,
-        decay=decay,
-        table=plan.table,
-    )
+        _group_scores_kernel, _group_scores_plan(plan, heads, q.shape, PositionStrides.of(q, k, g, write)), q=q, k=k,
+        g=g, write=write, scores=scores, log_decay=log_decay, q_in=q_in, k_out=k_out, decay=decay, table=plan.table,
+    )  # fmt: skip
     return ChunkFactors(k_out, decay, q_in, scores, log_decay)
 
 
 @triton.jit
 def _group_grads_kernel(
-    q,
-    k,
-    v,
-    log_decay,
-    q_in,
-    k_out,
-    write,
-    own,
-    do,
-    states,
-    dstates,
-    dq,
-    dk,
-    table,
-    T,
-    num_t,
-    num_steps,
-    scale,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    do_stride_b,
-    do_stride_t,
-    do_stride_h,
-    write_stride_b,
-    write_stride_t,
-    write_stride_h,
-    own_stride_b,
-    own_stride_t,
-    own_stride_h,
-    d_stride_t,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    GROUP: tl.constexpr,
-    SLICES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, log_decay, q_in, k_out, write, own, do, states, dstates, dq, dk, table,
+    T, num_t, num_steps, scale,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
+    do_stride_b, do_stride_t, do_stride_h, write_stride_b, write_stride_t, write_stride_h,
+    own_stride_b, own_stride_t, own_stride_h, d_stride_t,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """dq and dk [C, BK] of one chunk, summed over the heads of a slice of a group.
 
     With do_i exp(P_i) scale and v_j w_j exp(R_j) as rows, products with states add up over the heads where they are
@@ -317,22 +242,9 @@ def gla_group_grads(
         dq, dk = (q.new_empty((batch, length, groups * slices, key_dim), dtype=torch.float32) for _ in "qk")
     strides = PositionStrides.of(q, k, v, do, weights.write, weights.own)
     launch(
-        _group_grads_kernel,
-        _group_grads_plan(plan, slices, v.shape, q.shape, strides, dq.stride(1)),
-        q=q,
-        k=k,
-        v=v,
-        log_decay=factors.log_decay,
-        q_in=factors.q_in,
-        k_out=factors.k_out,
-        write=weights.write,
-        own=weights.own,
-        do=do,
-        states=states,
-        dstates=dstates,
-        dq=dq,
-        dk=dk,
-        table=plan.table,
-    )
+        _group_grads_kernel, _group_grads_plan(plan, slices, v.shape, q.shape, strides, dq.stride(1)), q=q, k=k, v=v,
+        log_decay=factors.log_decay, q_in=factors.q_in, k_out=factors.k_out, write=weights.write, own=weights.own,
+        do=do, states=states, dstates=dstates, dq=dq, dk=dk, table=plan.table,
+    )  # fmt: skip
     for whole, x in zip(parts, (dq, dk), strict=True) if slices > 1 else ():
         whole.copy_(x.unflatten(2, (groups, slices)).sum(3))

@@ -24,34 +24,12 @@ from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 @triton.jit
 def _read_kernel(
-    x,
-    y,
-    z,
-    states,
-    out,
-    table,
-    T,
-    num_t,
-    scale,
-    x_stride_b,
-    x_stride_t,
-    x_stride_h,
-    y_stride_b,
-    y_stride_t,
-    y_stride_h,
-    z_stride_b,
-    z_stride_t,
-    z_stride_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    DECAY: tl.constexpr,
-    TRANSPOSED: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, y, z, states, out, table,
+    T, num_t, scale,
+    x_stride_b, x_stride_t, x_stride_h, y_stride_b, y_stride_t, y_stride_h, z_stride_b, z_stride_t, z_stride_h,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    DECAY: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """out [C, V] = x S + A z for one chunk, with x = q_in and z = v.
 
     With TRANSPOSED it is x S + A^T z with x = k_out, z = do and S the gradient of the state after the chunk.

@@ -30,35 +30,12 @@ from subquad.kernels.launch import LaunchPlan, launch
 
 @triton.jit
 def _scores_kernel(
-    q,
-    k,
-    g,
-    q_in,
-    k_out,
-    decay,
-    scores,
-    table,
-    T,
-    num_t,
-    scale,
-    q_stride_b,
-    q_stride_t,
-    q_stride_h,
-    k_stride_b,
-    k_stride_t,
-    k_stride_h,
-    g_stride_b,
-    g_stride_t,
-    g_stride_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    C: tl.constexpr,
-    LEVELS: tl.constexpr,
-    BK: tl.constexpr,
-    DECAY: tl.constexpr,
-    LIMIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, g, q_in, k_out, decay, scores, table,
+    T, num_t, scale,
+    q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, g_stride_b, g_stride_t, g_stride_h,
+    H: tl.constexpr, K: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr, DECAY: tl.constexpr,
+    LIMIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """For one chunk: scores A [C, C], q_in = scale q exp(P), k_out = k exp(R) [C, K], decay = exp(P_C) [K].
 
     Without q it writes only k_out and decay; without k_out it writes neither of the two.
@@ -195,15 +172,7 @@ def gla_scores(plan: Plan, q: Tensor | None, k: Tensor, g: Tensor, known: ChunkF
         q_in = k.new_empty((batch, length, heads, key_dim), dtype=plan.work)
         scores = k.new_empty((batch, length, heads, plan.chunk), dtype=plan.work)
     launch(
-        _scores_kernel,
-        _scores_plan(plan, decay_kind(g), k.shape, PositionStrides.of(q, k, g)),
-        q=q,
-        k=k,
-        g=g,
-        q_in=q_in,
-        k_out=k_out if makes_k_out else None,
-        decay=decay,
-        scores=scores,
-        table=plan.table,
-    )
+        _scores_kernel, _scores_plan(plan, decay_kind(g), k.shape, PositionStrides.of(q, k, g)), q=q, k=k, g=g,
+        q_in=q_in, k_out=k_out if makes_k_out else None, decay=decay, scores=scores, table=plan.table,
+    )  # fmt: skip
     return ChunkFactors(k_out, decay, q_in, scores)

@@ -34,40 +34,12 @@ _ENDS, _REST = tl.constexpr(ENDS), tl.constexpr(REST)
 
 @triton.jit
 def _states_kernel(
-    x,
-    y,
-    rows,
-    decay,
-    states,
-    ends,
-    end_decays,
-    first,
-    last,
-    table,
-    bounds,
-    T,
-    num_t,
-    scale,
-    num_walked,
-    x_stride_b,
-    x_stride_t,
-    x_stride_h,
-    y_stride_b,
-    y_stride_t,
-    y_stride_h,
-    end_stride_k,
-    end_stride_v,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
-    GROUP: tl.constexpr,
-    PART: tl.constexpr,
-    REVERSE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, y, rows, decay, states, ends, end_decays, first, last, table, bounds,
+    T, num_t, scale, num_walked,
+    x_stride_b, x_stride_t, x_stride_h, y_stride_b, y_stride_t, y_stride_h, end_stride_k, end_stride_v,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    GROUP: tl.constexpr, PART: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """states [B, H, chunks, K, V], each from before its chunk: S <- decay S + x^T y with x = k_out and y = v.
 
     Without decay x is k. With REVERSE the states are gradients of those after their chunks and the last chunk comes
@@ -234,20 +206,10 @@ def launch_states(
     given = last if first is None else first
     strides, cut = (PositionStrides.of(x, y), strides_of(given)), (segments.count, segments.num_walked)
     launch(
-        _states_kernel,
-        _states_plan(plan, kind, part, y.shape, x.shape, *strides, *cut, reverse),
-        x=x,
-        y=y,
-        rows=rows,
-        decay=decay,
-        states=states,
-        ends=segments.ends,
-        end_decays=segments.decays,
-        first=first,
-        last=last,
-        table=plan.table,
-        bounds=plan.bounds,
-    )
+        _states_kernel, _states_plan(plan, kind, part, y.shape, x.shape, *strides, *cut, reverse), x=x, y=y, rows=rows,
+        decay=decay, states=states, ends=segments.ends, end_decays=segments.decays, first=first, last=last,
+        table=plan.table, bounds=plan.bounds,
+    )  # fmt: skip
 
 
 def gla_states(

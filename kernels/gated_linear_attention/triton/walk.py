@@ -17,39 +17,12 @@ from subquad.kernels.launch import LaunchPlan, cdiv, launch, power_of_2
 
 @triton.jit
 def _walk_kernel(
-    x,
-    y,
-    v,
-    scores,
-    decay,
-    o,
-    ends,
-    end_decays,
-    first,
-    last,
-    table,
-    bounds,
-    T,
-    num_t,
-    scale,
-    num_walked,
-    x_stride_b,
-    x_stride_t,
-    x_stride_h,
-    y_stride_b,
-    y_stride_t,
-    y_stride_h,
-    v_stride_b,
-    v_stride_t,
-    v_stride_h,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    C: tl.constexpr,
-    BK: tl.constexpr,
-    BV: tl.constexpr,
+    x, y, v, scores, decay, o, ends, end_decays, first, last, table, bounds,
+    T, num_t, scale, num_walked,
+    x_stride_b, x_stride_t, x_stride_h, y_stride_b, y_stride_t, y_stride_h, v_stride_b, v_stride_t, v_stride_h,
+    H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """o [C, BV] of one chunk after the other, from a state of all K channels.
 
     It is `_states_kernel` and `_read_kernel` in one.
@@ -177,18 +150,8 @@ def gla_walk(
     first, last = boundary
     launch(
         _walk_kernel,
-        _walk_plan(plan, x.shape, value_dim, PositionStrides.of(x, y, v), segments.count, segments.num_walked),
-        x=x,
-        y=y,
-        v=v,
-        scores=scores,
-        decay=decay,
-        o=o,
-        ends=segments.ends,
-        end_decays=segments.decays,
-        first=first,
-        last=last,
-        table=plan.table,
-        bounds=plan.bounds,
-    )
+        _walk_plan(plan, x.shape, value_dim, PositionStrides.of(x, y, v), segments.count, segments.num_walked), x=x,
+        y=y, v=v, scores=scores, decay=decay, o=o, ends=segments.ends, end_decays=segments.decays, first=first,
+        last=last, table=plan.table, bounds=plan.bounds,
+    )  # fmt: skip
     return o

@@ -38,28 +38,11 @@ def _store_with_rest(p, row, o_w, b_re, b_im, COMPLEX: tl.constexpr):
 
 @triton.jit(do_not_specialize=["steps", "half_steps", "step_bits", "segment_bits", "A_stride_d"])
 def _prepare_kernel(
-    A,
-    B,
-    C,
-    dt,
-    skip,
-    tables,
-    N,
-    A_stride_d,
-    steps,
-    half_steps,
-    step_bits,
-    segment_bits,
-    factor,
-    RULE: tl.constexpr,
-    A_COMPLEX: tl.constexpr,
-    B_COMPLEX: tl.constexpr,
-    C_COMPLEX: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    NEAR_BITS: tl.constexpr,
-    FAR_BITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    A, B, C, dt, skip, tables,
+    N, A_stride_d, steps, half_steps, step_bits, segment_bits, factor,
+    RULE: tl.constexpr, A_COMPLEX: tl.constexpr, B_COMPLEX: tl.constexpr, C_COMPLEX: tl.constexpr,
+    COMPLEX: tl.constexpr, NEAR_BITS: tl.constexpr, FAR_BITS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Writes the tables of one channel, a row of `tables`.
 
     With NEAR = 2^NEAR_BITS and CHUNK = NEAR 2^FAR_BITS a row holds
@@ -134,30 +117,11 @@ def _prepare_kernel(
 
 @triton.jit(do_not_specialize=["count", "A_stride_d"])
 def _prepare_bwd_kernel(
-    A,
-    B,
-    C,
-    dt,
-    partial,
-    dA,
-    dB,
-    dC,
-    ddt,
-    dskip,
-    D,
-    N,
-    A_stride_d,
-    count,
-    factor,
-    RULE: tl.constexpr,
-    A_COMPLEX: tl.constexpr,
-    B_COMPLEX: tl.constexpr,
-    C_COMPLEX: tl.constexpr,
-    COMPLEX: tl.constexpr,
-    NEAR_BITS: tl.constexpr,
-    FAR_BITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    A, B, C, dt, partial, dA, dB, dC, ddt, dskip,
+    D, N, A_stride_d, count, factor,
+    RULE: tl.constexpr, A_COMPLEX: tl.constexpr, B_COMPLEX: tl.constexpr, C_COMPLEX: tl.constexpr,
+    COMPLEX: tl.constexpr, NEAR_BITS: tl.constexpr, FAR_BITS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Gradients of A, B, C, dt and the skip of one channel, from those that `_lti_bwd_kernel` left in `count` rows.
 
     A row of `partial` [count, D, CHUNK + 3 N] holds the gradients of the taps, Bbar, w and l = log Abar. With

@@ -44,38 +44,13 @@ def _store_sums(partial, b_rows, i_h, o_d, m_d, D, BLOCK_H: tl.constexpr):
 
 @triton.jit
 def _norm_bwd_kernel(
-    total,
-    weight,
-    bias,
-    gate,
-    skip,
-    skip_scale,
-    mean,
-    scale,
-    dy,
-    dtotal,
-    dx,
-    dresidual,
-    dgate,
-    dskip,
-    dskip_scale,
+    total, weight, bias, gate, skip, skip_scale, mean, scale, dy, dtotal, dx, dresidual, dgate, dskip, dskip_scale,
     partial,
-    R,
-    D,
-    gate_outer,
-    gate_inner,
-    HEADS: tl.constexpr,
-    GATE_HEADS: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    PLAIN_GATE: tl.constexpr,
-    LAYER: tl.constexpr,
-    L2: tl.constexpr,
-    SILU: tl.constexpr,
-    FIRST: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    R, D, gate_outer, gate_inner,
+    HEADS: tl.constexpr, GATE_HEADS: tl.constexpr, SIGMOID: tl.constexpr, PLAIN_GATE: tl.constexpr, LAYER: tl.constexpr,
+    L2: tl.constexpr, SILU: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """The formulas of this module for every num_programs-th tile of BLOCK_H heads of ROWS / BLOCK_H tokens.
 
     A token is HEADS rows, which have the rows of the weight. A program keeps its heads, and the rows of its tiles keep
@@ -208,41 +183,14 @@ def norm_bwd(
     if weight is not None:
         partial = torch.empty(num_partial, columns, dtype=torch.float32, device=total.device)
     launch(
-        _norm_bwd_kernel,
-        plan.programs,
-        total=total,
-        weight=weight,
-        bias=bias,
-        gate=gate,
-        skip=skip,
-        skip_scale=skip_scale,
-        mean=saved.mean,
-        scale=saved.scale,
-        dy=dy,
-        dtotal=dtotal,
-        dx=dx,
-        dresidual=None if dresidual is dx else dresidual,
-        dgate=dgate,
-        dskip=dskip,
-        dskip_scale=dskip_scale,
-        partial=partial,
-        R=rows,
-        D=width,
-        gate_outer=place.outer,
-        gate_inner=place.inner,
-        HEADS=heads,
-        GATE_HEADS=place.heads,
-        SIGMOID=gate_activation == "sigmoid",
-        PLAIN_GATE=gate_activation == "identity",
-        LAYER=kind == "layer",
-        L2=kind == "l2",
-        SILU=activation == "silu",
-        FIRST=gate_first,
-        ROWS=plan.rows,
-        BLOCK_H=plan.block_h,
-        BLOCK_D=plan.block_d,
-        **plan.options.keywords(),
-    )
+        _norm_bwd_kernel, plan.programs, total=total, weight=weight, bias=bias, gate=gate, skip=skip,
+        skip_scale=skip_scale, mean=saved.mean, scale=saved.scale, dy=dy, dtotal=dtotal, dx=dx,
+        dresidual=None if dresidual is dx else dresidual, dgate=dgate, dskip=dskip, dskip_scale=dskip_scale,
+        partial=partial, R=rows, D=width, gate_outer=place.outer, gate_inner=place.inner, HEADS=heads,
+        GATE_HEADS=place.heads, SIGMOID=gate_activation == "sigmoid", PLAIN_GATE=gate_activation == "identity",
+        LAYER=kind == "layer", L2=kind == "l2", SILU=activation == "silu", FIRST=gate_first, ROWS=plan.rows,
+        BLOCK_H=plan.block_h, BLOCK_D=plan.block_d, **plan.options.keywords(),
+    )  # fmt: skip
     if weight is None or partial is None:
         return dx, dresidual, None, None, dgate, dskip, dskip_scale
     dweight, dbias = parameter_gradients(partial, weight, bias, rows=SUM_ROWS)

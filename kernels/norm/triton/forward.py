@@ -66,33 +66,11 @@ def weight_rows(weight, o_h, o_d, m_d, D, HEADS: tl.constexpr):
 
 @triton.jit
 def _norm_fwd_kernel(
-    x,
-    residual,
-    weight,
-    bias,
-    gate,
-    skip,
-    skip_scale,
-    y,
-    total,
-    mean,
-    scale,
-    R,
-    D,
-    gate_outer,
-    gate_inner,
-    eps,
-    HEADS: tl.constexpr,
-    GATE_HEADS: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    PLAIN_GATE: tl.constexpr,
-    LAYER: tl.constexpr,
-    L2: tl.constexpr,
-    SILU: tl.constexpr,
-    FIRST: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    x, residual, weight, bias, gate, skip, skip_scale, y, total, mean, scale,
+    R, D, gate_outer, gate_inner, eps,
+    HEADS: tl.constexpr, GATE_HEADS: tl.constexpr, SIGMOID: tl.constexpr, PLAIN_GATE: tl.constexpr, LAYER: tl.constexpr,
+    L2: tl.constexpr, SILU: tl.constexpr, FIRST: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """y and total [R, D], mean (LAYER only) and scale = 1 / sqrt(v + eps), both [R]."""
     o_r = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     o_d = tl.arange(0, BLOCK_D)
@@ -174,34 +152,11 @@ def norm_fwd(
     _, place = gate_rows(gate)
     plan = forward_plan(rows, width, tuning)
     launch(
-        _norm_fwd_kernel,
-        plan.programs,
-        x=x,
-        residual=residual,
-        weight=weight,
-        bias=bias,
-        gate=gate,
-        skip=skip,
-        skip_scale=skip_scale,
-        y=y,
-        total=None if residual is None else total,
-        mean=mean,
-        scale=scale,
-        R=rows,
-        D=width,
-        gate_outer=place.outer,
-        gate_inner=place.inner,
-        eps=float(eps),
-        HEADS=num_heads(weight),
-        GATE_HEADS=place.heads,
-        SIGMOID=gate_activation == "sigmoid",
-        PLAIN_GATE=gate_activation == "identity",
-        LAYER=kind == "layer",
-        L2=kind == "l2",
-        SILU=activation == "silu",
-        FIRST=gate_first,
-        ROWS=plan.rows,
-        BLOCK_D=plan.block_d,
+        _norm_fwd_kernel, plan.programs, x=x, residual=residual, weight=weight, bias=bias, gate=gate, skip=skip,
+        skip_scale=skip_scale, y=y, total=None if residual is None else total, mean=mean, scale=scale, R=rows, D=width,
+        gate_outer=place.outer, gate_inner=place.inner, eps=float(eps), HEADS=num_heads(weight), GATE_HEADS=place.heads,
+        SIGMOID=gate_activation == "sigmoid", PLAIN_GATE=gate_activation == "identity", LAYER=kind == "layer",
+        L2=kind == "l2", SILU=activation == "silu", FIRST=gate_first, ROWS=plan.rows, BLOCK_D=plan.block_d,
         **plan.options.keywords(),
-    )
+    )  # fmt: skip
     return y, Statistics(total, mean, scale)

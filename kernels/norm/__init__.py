@@ -105,13 +105,11 @@ def norm(
     if backend != "auto" or not torch.compiler.is_compiling():
         obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
         if use_triton("norm", backend, x, weight, bias, residual, gate, skip, skip_scale, obstacle=obstacle):
-            from subquad.kernels.norm.triton import norm_triton
+            from subquad.kernels.norm.triton import Factors, Options, norm_triton
 
-            options = residual, gate, gate_activation, activation, out_dtype
+            options = Options(kind, eps, gate_activation, activation, gate_first, out_dtype)
             with on_device_of(x):
-                return norm_triton(
-                    x, weight, bias, kind, eps, *options, skip=skip, skip_scale=skip_scale, gate_first=gate_first
-                )
+                return norm_triton(x, residual, Factors(weight, bias, gate, skip, skip_scale), options)
     return norm_chunked(
         x,
         weight,

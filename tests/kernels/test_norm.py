@@ -11,7 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 from subquad.kernels.norm import norm
 from subquad.kernels.norm.reference import norm_reference
-from subquad.kernels.norm.triton import norm_triton
+from subquad.kernels.norm.triton import Factors, Options, norm_triton
 from subquad.kernels.norm.triton.plan import Tuning
 from subquad.suite.laws.accuracy import assert_matches_reference
 
@@ -38,9 +38,8 @@ def in_small_tiles(
     tuning=SMALL_TILES,
 ):
     """The kernels with small tiles and few programs, so that short inputs have several of both."""
-    out_dtype = out_dtype or x.dtype
-    options = gate_activation, activation, out_dtype, tuning
-    return norm_triton(x, weight, bias, kind, eps, residual, gate, *options, gate_first=gate_first)
+    options = Options(kind, eps, gate_activation, activation, gate_first, out_dtype or x.dtype, tuning)
+    return norm_triton(x, residual, Factors(weight, bias, gate, None, None), options)
 
 
 def make_inputs(
@@ -174,7 +173,8 @@ def test_a_gate_may_lie_anywhere(place):
 
 def test_a_row_of_zeros_has_length_zero_and_finite_gradients():
     x = torch.zeros(2, 4, device=DEVICE, requires_grad=True)
-    y = norm_triton(x, None, None, "l2", 1e-6, None, None, "silu", None, x.dtype, SMALL_TILES)
+    options = Options("l2", 1e-6, "silu", None, False, x.dtype, SMALL_TILES)
+    y = norm_triton(x, None, Factors(None, None, None, None, None), options)
     assert torch.equal(y, torch.zeros_like(y))
     (dx,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(dx, torch.full_like(dx, 1e3))

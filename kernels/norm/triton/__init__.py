@@ -18,5 +18,6 @@ e_y + 3 e_r + e_x; without a residual e_x + e_y and e_y + 2 e_x. FLOPs: about 8 
 """
 
 from subquad.kernels.norm.triton.autograd import norm_triton
+from subquad.kernels.norm.triton.plan import Factors, Options
 
-__all__ = ["norm_triton"]
+__all__ = ["Factors", "Options", "norm_triton"]

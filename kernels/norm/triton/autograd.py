@@ -11,89 +11,37 @@ from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, s
 from subquad.kernels.layout import dense
 from subquad.kernels.norm.triton.backward import norm_bwd
 from subquad.kernels.norm.triton.forward import Statistics, gate_rows, norm_fwd
-from subquad.kernels.norm.triton.plan import TUNING, Tuning
+from subquad.kernels.norm.triton.plan import Factors, Options
 
 
 class Norm(OnceDifferentiable):
-    """(x, residual, weight, bias, gate, skip, skip_scale) and options to (y, sum or None without a residual)."""
+    """(options, x, residual and the tensors of `Factors`) to (y, sum or None without a residual)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        gate: Tensor | None,
-        skip: Tensor | None,
-        skip_scale: Tensor | None,
-        kind: str,
-        eps: float,
-        gate_activation: str,
-        activation: str | None,
-        out_dtype: torch.dtype,
-        tuning: Tuning,
-        gate_first: bool,
+        ctx: Any, options: Options, x: Tensor, residual: Tensor | None, *factors: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        options = kind, eps, gate_activation, activation, out_dtype, tuning
-        y, values = norm_fwd(x, residual, weight, bias, gate, *options, skip, skip_scale, gate_first=gate_first)
-        save(ctx, *values, weight, bias, gate, skip, skip_scale)
-        ctx.kind, ctx.gate_activation, ctx.activation, ctx.tuning = kind, gate_activation, activation, tuning
-        ctx.gate_first = gate_first
-        ctx.x_dtype, ctx.residual_dtype = x.dtype, None if residual is None else residual.dtype
+        y, values = norm_fwd(x, residual, Factors(*factors), options)
+        save(ctx, *values, *factors)
+        ctx.options, ctx.x_dtype, ctx.residual_dtype = options, x.dtype, None if residual is None else residual.dtype
         ctx.set_materialize_grads(False)
         return y, None if residual is None else values.total
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dtotal: Tensor | None) -> tuple[Tensor | None, ...]:
-        total, mean, scale, weight, bias, gate, skip, skip_scale = saved(ctx)
+        total, mean, scale, *factors = saved(ctx)
         dy = torch.zeros_like(total) if dy is None else dense(dy)
-        values = Statistics(total, mean, scale)
-        gradients = norm_bwd(
-            values,
-            weight,
-            bias,
-            gate,
-            ctx.kind,
-            ctx.gate_activation,
-            ctx.activation,
-            dy,
-            dense(dtotal),
-            ctx.x_dtype,
-            ctx.residual_dtype,
-            ctx.tuning,
-            skip,
-            skip_scale,
-            ctx.gate_first,
-        )
-        return *gradients, None, None, None, None, None, None, None
+        values, dtypes = Statistics(total, mean, scale), (ctx.x_dtype, ctx.residual_dtype)
+        return None, *norm_bwd(values, Factors(*factors), ctx.options, dy, dense(dtotal), *dtypes)
 
 
-def norm_triton(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    kind: str,
-    eps: float,
-    residual: Tensor | None,
-    gate: Tensor | None,
-    gate_activation: str,
-    activation: str | None,
-    out_dtype: torch.dtype,
-    tuning: Tuning = TUNING,
-    skip: Tensor | None = None,
-    skip_scale: Tensor | None = None,
-    gate_first: bool = False,
-) -> Any:
+def norm_triton(x: Tensor, residual: Tensor | None, factors: Factors, options: Options) -> Any:
     """y, or (y, x + residual), for arguments whose shapes were checked."""
-    gate, _ = gate_rows(gate)
-    tensors = (dense(x), dense(residual), dense(weight), dense(bias), gate)
-    skip, skip_scale = dense(skip), dense(skip_scale)
-    if needs_gradient(*tensors, skip, skip_scale):
-        options = kind, eps, gate_activation, activation, out_dtype, tuning, gate_first
-        y, total = Norm.apply(*tensors, skip, skip_scale, *options)
+    weight, bias, gate, skip, skip_scale = factors
+    factors = Factors(dense(weight), dense(bias), gate_rows(gate)[0], dense(skip), dense(skip_scale))
+    x, residual = dense(x), dense(residual)
+    if needs_gradient(x, residual, *factors):
+        y, total = Norm.apply(options, x, residual, *factors)
     else:
-        y, (total, _, _) = norm_fwd(
-            *tensors, kind, eps, gate_activation, activation, out_dtype, tuning, skip, skip_scale, gate_first
-        )
+        y, (total, _, _) = norm_fwd(x, residual, factors, options)
     return y if residual is None else (y, total)

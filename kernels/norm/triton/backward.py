@@ -23,7 +23,7 @@ from torch import Tensor
 
 from subquad.kernels.launch import launch
 from subquad.kernels.norm.triton.forward import Statistics, gate_rows, num_heads, weight_rows
-from subquad.kernels.norm.triton.plan import TUNING, Tuning, backward_plan
+from subquad.kernels.norm.triton.plan import Factors, Options, backward_plan
 from subquad.kernels.sums import parameter_gradients
 
 SUM_ROWS = 128
@@ -145,25 +145,18 @@ def _norm_bwd_kernel(
 
 def norm_bwd(
     saved: Statistics,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    gate: Tensor | None,
-    kind: str,
-    gate_activation: str,
-    activation: str | None,
+    factors: Factors,
+    options: Options,
     dy: Tensor,
     dtotal: Tensor | None,
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
-    tuning: Tuning = TUNING,
-    skip: Tensor | None = None,
-    skip_scale: Tensor | None = None,
-    gate_first: bool = False,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, residual, weight, bias, gate, skip and skip_scale, from those of y and of the sum (or None).
 
     The gradients given are contiguous. residual_dtype: None where there was no residual.
     """
+    weight, bias, gate, skip, skip_scale = factors
     total, width = saved.total, saved.total.shape[-1]
     rows = total.numel() // width
     dx = torch.empty(total.shape, dtype=x_dtype, device=total.device)
@@ -176,20 +169,18 @@ def norm_bwd(
     dskip_scale = None if skip_scale is None else torch.empty_like(skip_scale)
     _, place = gate_rows(gate)
     heads = num_heads(weight)
-    plan = backward_plan(rows, width, heads, total.device, tuning)
+    plan = backward_plan(rows, width, heads, total.device, options.tuning)
     columns = heads * width if bias is None else 2 * heads * width
     num_partial = plan.programs * plan.block_h // heads
     partial = None
     if weight is not None:
         partial = torch.empty(num_partial, columns, dtype=torch.float32, device=total.device)
     launch(
-        _norm_bwd_kernel, plan.programs, total=total, weight=weight, bias=bias, gate=gate, skip=skip,
-        skip_scale=skip_scale, mean=saved.mean, scale=saved.scale, dy=dy, dtotal=dtotal, dx=dx,
-        dresidual=None if dresidual is dx else dresidual, dgate=dgate, dskip=dskip, dskip_scale=dskip_scale,
-        partial=partial, R=rows, D=width, gate_outer=place.outer, gate_inner=place.inner, HEADS=heads,
-        GATE_HEADS=place.heads, SIGMOID=gate_activation == "sigmoid", PLAIN_GATE=gate_activation == "identity",
-        LAYER=kind == "layer", L2=kind == "l2", SILU=activation == "silu", FIRST=gate_first, ROWS=plan.rows,
-        BLOCK_H=plan.block_h, BLOCK_D=plan.block_d, **plan.options.keywords(),
+        _norm_bwd_kernel, plan.programs, total=total, **factors._asdict(), mean=saved.mean, scale=saved.scale, dy=dy,
+        dtotal=dtotal, dx=dx, dresidual=None if dresidual is dx else dresidual, dgate=dgate, dskip=dskip,
+        dskip_scale=dskip_scale, partial=partial, R=rows, D=width, gate_outer=place.outer, gate_inner=place.inner,
+        HEADS=heads, GATE_HEADS=place.heads, **options.constants(), ROWS=plan.rows, BLOCK_H=plan.block_h,
+        BLOCK_D=plan.block_d, **plan.options.keywords(),
     )  # fmt: skip
     if weight is None or partial is None:
         return dx, dresidual, None, None, dgate, dskip, dskip_scale

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.launch import launch
-from subquad.kernels.norm.triton.plan import TUNING, Tuning, forward_plan
+from subquad.kernels.norm.triton.plan import Factors, Options, forward_plan
 
 
 class GateRows(NamedTuple):
@@ -124,39 +124,22 @@ class Statistics(NamedTuple):
     scale: Tensor
 
 
-def norm_fwd(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    gate: Tensor | None,
-    kind: str,
-    eps: float,
-    gate_activation: str,
-    activation: str | None,
-    out_dtype: torch.dtype,
-    tuning: Tuning = TUNING,
-    skip: Tensor | None = None,
-    skip_scale: Tensor | None = None,
-    gate_first: bool = False,
-) -> tuple[Tensor, Statistics]:
+def norm_fwd(x: Tensor, residual: Tensor | None, factors: Factors, options: Options) -> tuple[Tensor, Statistics]:
     """y and the statistics. All tensors are contiguous, but the gate is as `gate_rows` gives it."""
     width = x.shape[-1]
     rows = x.numel() // width
-    y = torch.empty(x.shape, dtype=out_dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=options.out_dtype, device=x.device)
     total = x
     if residual is not None:
         total = torch.empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype), device=x.device)
-    mean = torch.empty(rows, dtype=torch.float32, device=x.device) if kind == "layer" else None
+    mean = torch.empty(rows, dtype=torch.float32, device=x.device) if options.kind == "layer" else None
     scale = torch.empty(rows, dtype=torch.float32, device=x.device)
-    _, place = gate_rows(gate)
-    plan = forward_plan(rows, width, tuning)
+    _, place = gate_rows(factors.gate)
+    plan = forward_plan(rows, width, options.tuning)
     launch(
-        _norm_fwd_kernel, plan.programs, x=x, residual=residual, weight=weight, bias=bias, gate=gate, skip=skip,
-        skip_scale=skip_scale, y=y, total=None if residual is None else total, mean=mean, scale=scale, R=rows, D=width,
-        gate_outer=place.outer, gate_inner=place.inner, eps=float(eps), HEADS=num_heads(weight), GATE_HEADS=place.heads,
-        SIGMOID=gate_activation == "sigmoid", PLAIN_GATE=gate_activation == "identity", LAYER=kind == "layer",
-        L2=kind == "l2", SILU=activation == "silu", FIRST=gate_first, ROWS=plan.rows, BLOCK_D=plan.block_d,
-        **plan.options.keywords(),
+        _norm_fwd_kernel, plan.programs, x=x, residual=residual, **factors._asdict(), y=y,
+        total=None if residual is None else total, mean=mean, scale=scale, R=rows, D=width, gate_outer=place.outer,
+        gate_inner=place.inner, eps=float(options.eps), HEADS=num_heads(factors.weight), GATE_HEADS=place.heads,
+        **options.constants(), ROWS=plan.rows, BLOCK_D=plan.block_d, **plan.options.keywords(),
     )  # fmt: skip
     return y, Statistics(total, mean, scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from subquad.kernels.device import num_processors
 from subquad.kernels.launch import CompileOptions, cdiv, power_of_2
@@ -23,6 +24,39 @@ class Tuning(NamedTuple):
 
 
 TUNING = Tuning()
+
+
+class Options(NamedTuple):
+    """Arguments of the norm that are not tensors, and the tuning."""
+
+    kind: str
+    eps: float
+    gate_activation: str
+    activation: str | None
+    gate_first: bool
+    out_dtype: torch.dtype
+    tuning: Tuning = TUNING
+
+    def constants(self) -> dict[str, bool]:
+        """The options as both kernels name them."""
+        return {
+            "SIGMOID": self.gate_activation == "sigmoid",
+            "PLAIN_GATE": self.gate_activation == "identity",
+            "LAYER": self.kind == "layer",
+            "L2": self.kind == "l2",
+            "SILU": self.activation == "silu",
+            "FIRST": self.gate_first,
+        }
+
+
+class Factors(NamedTuple):
+    """Tensors by which normalised rows are multiplied, or which are added to them; None where they are not given."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    gate: Tensor | None
+    skip: Tensor | None
+    skip_scale: Tensor | None
 
 
 class Plan(NamedTuple):

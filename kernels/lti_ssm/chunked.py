@@ -9,6 +9,7 @@ the filter itself.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Literal
 
 import torch
@@ -52,21 +53,10 @@ def lti_ssm_chunked(
     """
     dtype, steps = u.dtype, u.shape[1]
     wide = torch.promote_types(u.dtype, widen(A, B, C, dt)[-1])
-
-    def filter_of(C: Tensor) -> Tensor:
-        return ssm_kernel(
-            A,
-            B,
-            C,
-            dt,
-            steps,
-            conj_pairs=conj_pairs,
-            discretization=discretization,
-            normalize_over=length,
-            detach_maximum=detach_maximum,
-            backend=backend,
-        )
-
+    filter_of = partial(
+        ssm_kernel, A, B, dt=dt, length=steps, conj_pairs=conj_pairs, discretization=discretization,
+        normalize_over=length, detach_maximum=detach_maximum, backend=backend,
+    )  # fmt: skip
     forward = filter_of(C[0] if bidirectional else C)
     with_states = initial_state is not None or return_final_state
     if steps > toeplitz_max_length and not bidirectional and not with_states:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -121,24 +123,10 @@ def lti_ssm_triton_bidirectional(
     planner: Planner = PLANNER,
 ) -> Tensor:
     """y [B, T, D] from both sides: C[0] reads inputs up to t, C[1] those after it, by a causal run in reversed time."""
-
-    def one_side(u: Tensor, C: Tensor, D: Tensor | None, gate_in: Tensor | None, gate_out: Tensor | None) -> Tensor:
-        y, _ = lti_ssm_triton(
-            u,
-            A,
-            B,
-            C,
-            dt,
-            conj_pairs=conj_pairs,
-            D=D,
-            discretization=discretization,
-            gate_in=gate_in,
-            gate_out=gate_out,
-            planner=planner,
-        )
-        return y
-
-    past = one_side(u, C[0], D, gate_in, gate_out)
+    one_side = partial(
+        lti_ssm_triton, A=A, B=B, dt=dt, conj_pairs=conj_pairs, discretization=discretization, planner=planner
+    )
+    past, _ = one_side(u, C=C[0], D=D, gate_in=gate_in, gate_out=gate_out)
     if u.shape[1] == 1:
         return past
     # an output does not see its own input again: the reversed run goes from the last input to the second one, and its
@@ -146,6 +134,6 @@ def lti_ssm_triton_bidirectional(
     u_reversed = u.transpose(1, 2)[..., 1:].flip(-1).transpose(1, 2)
     in_reversed = None if gate_in is None else gate_in.transpose(1, 2)[..., 1:].flip(-1).transpose(1, 2)
     out_reversed = None if gate_out is None else gate_out.transpose(1, 2)[..., :-1].flip(-1).transpose(1, 2)
-    future = one_side(u_reversed, C[1], None, in_reversed, out_reversed)
+    future, _ = one_side(u_reversed, C=C[1], gate_in=in_reversed, gate_out=out_reversed)
     future = future.transpose(1, 2).flip(-1)
     return past + torch.nn.functional.pad(future, (0, 1)).transpose(1, 2)

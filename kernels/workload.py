@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -133,6 +134,25 @@ def needs_triton(op: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
         return op
 
     return load
+
+
+def ours(
+    op: Callable[..., Any], around: Callable[..., Any] = lambda run: run, **of_triton: Any
+) -> tuple[Implementation, Implementation]:
+    """An operator's Triton kernels and its plain PyTorch.
+
+    around:    takes the operator with a backend and returns what takes the inputs of the workload, where the operator
+               itself does not.
+    of_triton: fields of the implementation in Triton besides those that it always has.
+    """
+
+    def run(backend: str) -> Callable[..., Any]:
+        return around(partial(op, backend=backend))
+
+    return (
+        Implementation("triton", "ours", needs_triton(run("triton")), cold_start=True, **of_triton),
+        Implementation("torch", "ours", lambda: run("torch")),
+    )
 
 
 def traffic(inputs: int, outputs: int, backward: bool) -> int:

@@ -24,8 +24,8 @@ from subquad.kernels.workload import (
     Workload,
     at_most,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
 )
@@ -109,10 +109,7 @@ WORKLOAD = Workload(
     shape_of=shape_of,
     short=at_most(B=2, T=130, H=2),
     implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(partial(attention, backend="triton")), supports=single_only, cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: partial(attention, backend="torch")),
+        *ours(attention, supports=single_only),
         Implementation(
             "sdpa-flash",
             "torch",
@@ -196,12 +193,7 @@ STEP = Workload(
     cost=step_cost,
     shape_of=step_shape_of,
     short=at_most(B=2, T=144, H=2),
-    implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(in_a_cache(partial(attention_step, backend="triton"))), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: in_a_cache(partial(attention_step, backend="torch"))),
-    ),
+    implementations=ours(attention_step, in_a_cache),
     shapes={
         "quick": ({"B": 16, "T": 2048, "H": 16, "K": 128},),
         "paper": tuple({"B": batch, "T": 2048, "H": 16, "K": 128} for batch in (1, 16, 64, 128)),

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 
 from subquad.kernels.cauchy import cauchy
 from subquad.kernels.cauchy.reference import cauchy_reference
 from subquad.kernels.ssm_kernel.workloads import make_system
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    needs_triton,
-    normal,
-    sizes,
-    traffic,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, traffic
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -66,10 +54,7 @@ WORKLOAD = Workload(
     cost=cost,
     shape_of=shape_of,
     short=at_most(T=130, D=24),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(cauchy, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(cauchy, backend="torch")),
-    ),
+    implementations=ours(cauchy),
     shapes={
         "quick": ({"T": 2048, "D": 2048, "N": 32, "M": 4},),
         "paper": ({"T": 16384, "D": 2048, "N": 32, "M": 4}, {"T": 1024, "D": 256, "N": 32, "M": 6}),

@@ -8,7 +8,6 @@ and v of the delta rule, and the heads of q and k have K channels and length one
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +25,8 @@ from subquad.kernels.workload import (
     at_most,
     initial_state,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
     with_final_state,
@@ -138,8 +137,7 @@ WORKLOAD = Workload(
     shape_of=shape_of,
     short=short,
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(convolution, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(convolution, backend="torch")),
+        *ours(convolution),
         Implementation("conv1d", "torch", load_torch_conv1d, channel_first, time_second, supports=no_heads),
         Implementation(
             "causal-conv1d",

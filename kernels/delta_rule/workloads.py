@@ -13,7 +13,6 @@ beta is a sigmoid, as in the layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ from subquad.kernels.workload import (
     at_most,
     initial_state,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
 )
@@ -104,8 +103,7 @@ WORKLOAD = Workload(
     shape_of=shape_of,
     short=short,
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(delta_rule, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(delta_rule, backend="torch")),
+        *ours(delta_rule),
         *PEERS,
     ),
     shapes={
@@ -166,10 +164,7 @@ STEP = Workload(
     cost=step_cost,
     shape_of=step_shape_of,
     short=at_most(B=2, H=2),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(delta_rule_step, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(delta_rule_step, backend="torch")),
-    ),
+    implementations=ours(delta_rule_step),
     shapes={
         "quick": ({"B": 64, "H": 16, "K": 128, "V": 128, "decay": "head"},),
         "paper": tuple(
@@ -237,10 +232,7 @@ GENERALISED = Workload(
     cost=generalised_cost,
     short=at_most(B=2, T=130, H=2),
     implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(partial(generalised_delta_rule, backend="triton")), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: partial(generalised_delta_rule, backend="torch")),
+        *ours(generalised_delta_rule),
         Implementation("flash-linear-attention", "peer", load_fla_rwkv7, packages=FLA),
     ),
     shapes={

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ from subquad.kernels.workload import (
     Workload,
     at_most,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
 )
@@ -136,15 +136,7 @@ WORKLOAD = Workload(
     # 512 steps take the same kernels as most longer sequences, and D 16 suits every kernel
     short=at_most(B=2, T=512, D=16),
     implementations=(
-        Implementation(
-            "triton",
-            "ours",
-            needs_triton(partial(fft_conv, backend="triton")),
-            time_contiguous,
-            supports=has_products,
-            cold_start=True,
-        ),
-        Implementation("torch", "ours", lambda: partial(fft_conv, backend="torch")),
+        *ours(fft_conv, to_native=time_contiguous, supports=has_products),
         Implementation("fft", "torch", lambda: torch_fft_conv, channel_first, time_second),
         Implementation("flashfftconv", "peer", load_flashfftconv, channel_first, time_second, has_kernel),
     ),

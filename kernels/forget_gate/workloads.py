@@ -6,7 +6,6 @@ O is the number of layers whose logits make the bounds of a `bounded` gate, and 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,19 +13,7 @@ from torch import Tensor
 
 from subquad.kernels.forget_gate import forget_gate
 from subquad.kernels.forget_gate.reference import forget_gate_reference
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    needs_triton,
-    normal,
-    sizes,
-    traffic,
-    uniform,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, traffic, uniform
 
 
 def _with_layer(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,12 +71,7 @@ WORKLOAD = Workload(
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(R=70, D=144),
-    implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(_with_layer(partial(forget_gate, backend="triton"))), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: _with_layer(partial(forget_gate, backend="torch"))),
-    ),
+    implementations=ours(forget_gate, _with_layer),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=("logits", "bias", "rate"),
     small=(

@@ -36,8 +36,8 @@ from subquad.kernels.workload import (
     at_most,
     initial_state,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
 )
@@ -238,13 +238,7 @@ WORKLOAD = Workload(
     shape_of=shape_of,
     short=short,
     implementations=(
-        Implementation(
-            "triton",
-            "ours",
-            needs_triton(on_inputs(partial(gated_linear_attention, backend="triton"))),
-            cold_start=True,
-        ),
-        Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention, backend="torch"))),
+        *ours(gated_linear_attention, on_inputs),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first, supports=of_fla, packages=FLA),
         Implementation(
             "mamba-ssm",
@@ -329,15 +323,7 @@ STEP = Workload(
     cost=step_cost,
     shape_of=step_shape_of,
     short=at_most(B=2, H=2),
-    implementations=(
-        Implementation(
-            "triton",
-            "ours",
-            needs_triton(on_inputs(partial(gated_linear_attention_step, backend="triton"))),
-            cold_start=True,
-        ),
-        Implementation("torch", "ours", lambda: on_inputs(partial(gated_linear_attention_step, backend="torch"))),
-    ),
+    implementations=ours(gated_linear_attention_step, on_inputs),
     shapes={
         "quick": ({"B": 64, "H": 4, "K": 256, "V": 512, "decay": "key"},),
         "paper": tuple(

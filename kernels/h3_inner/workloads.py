@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +12,7 @@ from subquad.kernels.h3_inner import h3_inner_step
 from subquad.kernels.h3_inner.reference import h3_inner_step_reference
 from subquad.kernels.lti_ssm import DiagonalSystem
 from subquad.kernels.lti_ssm.workloads import PARAMETERS, make_parameters
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    named,
-    needs_triton,
-    normal,
-    sizes,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, named, normal, ours, sizes
 
 KEEP = ("window", "state", "taps", "shift_skip", *(name for name in PARAMETERS if name != "B"))
 
@@ -79,12 +67,7 @@ STEP = Workload(
     cost=cost,
     shape_of=shape_of,
     short=at_most(B=2, D=40),
-    implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(with_state(partial(h3_inner_step, backend="triton"))), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: with_state(partial(h3_inner_step, backend="torch"))),
-    ),
+    implementations=ours(h3_inner_step, with_state),
     shapes={
         "quick": ({"B": 1, "D": 2048, "M": 64, "N": 32}, {"B": 64, "D": 2048, "M": 64, "N": 32}),
         "paper": tuple({"B": batch, "D": 2048, "M": 64, "N": 32} for batch in (1, 16, 64)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from subquad.kernels.linear_cross_entropy import linear_cross_entropy
 from subquad.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, normal, ours, sizes
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -88,10 +87,7 @@ WORKLOAD = Workload(
     # the number of classes chooses the kernel, so it stays
     short=at_most(T=72, D=64),
     implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(partial(linear_cross_entropy, backend="triton")), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: partial(linear_cross_entropy, backend="torch")),
+        *ours(linear_cross_entropy),
         Implementation("cross_entropy", "torch", lambda: plain),
         Implementation("liger", "peer", load_liger, cold_start=True, packages=("liger-kernel",)),
         Implementation("quack", "peer", load_quack, cold_start=True, packages=("quack-kernels", "nvidia-cutlass-dsl")),

@@ -13,7 +13,6 @@ without the gradients of the system: the part of the work that a kernel which fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +32,8 @@ from subquad.kernels.workload import (
     Workload,
     at_most,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
     uniform,
@@ -125,15 +124,7 @@ WORKLOAD = Workload(
     # lengths are, and no multiple of a chunk
     short=at_most(B=2, T=656, D=16),
     implementations=(
-        Implementation(
-            "triton",
-            "ours",
-            needs_triton(partial(lti_ssm, backend="triton")),
-            time_contiguous,
-            supports=no_softmax,
-            cold_start=True,
-        ),
-        Implementation("torch", "ours", lambda: partial(lti_ssm, backend="torch")),
+        *ours(lti_ssm, to_native=time_contiguous, supports=no_softmax),
         Implementation("fft", "torch", lambda: fft, sequences_first, time_second),
         Implementation("fft-filter-given", "torch", lambda: torch_fft_conv, with_filter, time_second),
     ),
@@ -218,12 +209,7 @@ STEP = Workload(
     cost=step_cost,
     shape_of=step_shape_of,
     short=at_most(B=2, D=40),
-    implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(with_state(partial(lti_ssm_step, backend="triton"))), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: with_state(partial(lti_ssm_step, backend="torch"))),
-    ),
+    implementations=ours(lti_ssm_step, with_state),
     shapes={
         "quick": ({"B": 1, "D": 2048, "N": 32}, {"B": 32, "D": 2048, "N": 32}),
         "paper": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,19 +10,7 @@ from torch import Tensor
 
 from subquad.kernels.mamba_inner import mamba_inner_step
 from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    named,
-    needs_triton,
-    normal,
-    sizes,
-    uniform,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, named, normal, ours, sizes, uniform
 
 TAPS = 4
 KEEP = ("window", "state", "conv_weight", "conv_bias", "dt_bias", "log_A", "D")
@@ -85,16 +72,7 @@ STEP = Workload(
     cost=cost,
     shape_of=shape_of,
     short=at_most(B=2, D=96, R=8),
-    implementations=(
-        Implementation(
-            "triton",
-            "ours",
-            needs_triton(with_state(partial(mamba_inner_step, backend="triton"))),
-            supports=half_only,
-            cold_start=True,
-        ),
-        Implementation("torch", "ours", lambda: with_state(partial(mamba_inner_step, backend="torch"))),
-    ),
+    implementations=ours(mamba_inner_step, with_state, supports=half_only),
     shapes={
         "quick": ({"B": 1, "D": 4096, "N": 16, "R": 128}, {"B": 64, "D": 4096, "N": 16, "R": 128}),
         "paper": (

@@ -9,7 +9,6 @@ x has the dtype of the benchmark; residual, weight and bias are float32, as unde
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from subquad.kernels.norm import norm
 from subquad.kernels.norm.reference import norm_reference
-from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, needs_triton, normal, sizes, traffic
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, normal, ours, sizes, traffic
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -139,8 +138,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=short,
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(norm, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(norm, backend="torch")),
+        *ours(norm),
         Implementation(
             "liger", "peer", load_liger, supports=norms_of_rows, cold_start=True, packages=("liger-kernel",)
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from subquad.kernels.rotary import rotary
 from subquad.kernels.rotary.reference import rotary_reference
-from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes
 
 
 def _with_tables(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,12 +57,7 @@ WORKLOAD = Workload(
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, T=70, H=2),
-    implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(_with_tables(partial(rotary, backend="triton"))), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: _with_tables(partial(rotary, backend="torch"))),
-    ),
+    implementations=ours(rotary, _with_tables),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=("angle",),
     small=({"B": 2, "T": 20, "H": 3, "K": 8}, {"B": 3, "T": 5, "H": 4, "K": 2, "starts": 8}),

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from subquad.kernels.rotated_keys import rotated_keys
 from subquad.kernels.rotated_keys.reference import rotated_keys_reference
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    needs_triton,
-    normal,
-    sizes,
-    traffic,
-    uniform,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, traffic, uniform
 
 KEEP = ("B_bias", "C_bias", "dt", "turn")
 
@@ -65,10 +51,7 @@ WORKLOAD = Workload(
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, T=20, H=3),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(rotated_keys, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(rotated_keys, backend="torch")),
-    ),
+    implementations=ours(rotated_keys),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     keep=KEEP,
     # neither pairs nor what is left are a power of two; all channels rotate; one position

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from subquad.kernels.rwkv7_inputs import rwkv7_inputs
 from subquad.kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    needs_triton,
-    normal,
-    sizes,
-    uniform,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, uniform
 
 PARAMETERS = ("w_0", "a_0", "xi", "alpha", "rho")
 
@@ -64,10 +51,7 @@ WORKLOAD = Workload(
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, T=20, H=3),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(rwkv7_inputs, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(rwkv7_inputs, backend="torch")),
-    ),
+    implementations=ours(rwkv7_inputs),
     shapes={"quick": PAPER, "paper": PAPER},
     keep=PARAMETERS,
     # channels and positions that fill no tile, a whole tile, several programs of the backward pass

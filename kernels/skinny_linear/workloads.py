@@ -8,7 +8,6 @@ and of a transformer of the same width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,18 +15,7 @@ from torch import Tensor
 
 from subquad.kernels.skinny_linear import Norm, skinny_linear
 from subquad.kernels.skinny_linear.reference import skinny_linear_reference
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    needs_triton,
-    normal,
-    sizes,
-    uniform,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, uniform
 
 
 def _with_norm(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -81,16 +69,7 @@ WORKLOAD = Workload(
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, D=160, O=48),
-    implementations=(
-        Implementation(
-            "triton",
-            "ours",
-            needs_triton(_with_norm(partial(skinny_linear, backend="triton"))),
-            supports=limits,
-            cold_start=True,
-        ),
-        Implementation("torch", "ours", lambda: _with_norm(partial(skinny_linear, backend="torch"))),
-    ),
+    implementations=ours(skinny_linear, _with_norm, supports=limits),
     shapes={
         "quick": ({"B": 1, "D": 2048, "O": 8192, "form": "norm"}, {"B": 16, "D": 4096, "O": 2048, "form": "residual"}),
         "paper": (

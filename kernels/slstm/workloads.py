@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +12,12 @@ from subquad.kernels.slstm.reference import slstm_reference
 from subquad.kernels.workload import (
     FINAL,
     Cost,
-    Implementation,
     Inputs,
     Shape,
     Workload,
     at_most,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
     uniform,
@@ -72,10 +70,7 @@ WORKLOAD = Workload(
     cost=cost,
     shape_of=shape_of,
     short=at_most(B=3, T=20, H=2),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(slstm, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(slstm, backend="torch")),
-    ),
+    implementations=ours(slstm),
     shapes={
         "quick": ({"B": 1024, "T": 39, "H": 4, "K": 32},),
         "paper": ({"B": 1024, "T": 255, "H": 4, "K": 32}, {"B": 16, "T": 2048, "H": 12, "K": 64}),
@@ -123,10 +118,7 @@ STEP = Workload(
     cost=step_cost,
     shape_of=step_shape_of,
     short=at_most(B=3, H=2),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(updated(partial(slstm_step, backend="triton"))), cold_start=True),
-        Implementation("torch", "ours", lambda: updated(partial(slstm_step, backend="torch"))),
-    ),
+    implementations=ours(slstm_step, updated),
     shapes={"quick": ({"B": 64, "H": 12, "K": 64},), "paper": ({"B": 1, "H": 12, "K": 64},)},
     keep=("recurrent", "bias", "state"),
     backward=False,

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from subquad.kernels.squared_relu import squared_relu
 from subquad.kernels.squared_relu.reference import squared_relu_reference
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    needs_triton,
-    normal,
-    sizes,
-    traffic,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, traffic
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -46,10 +33,7 @@ WORKLOAD = Workload(
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(R=70, F=144),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(squared_relu, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(squared_relu, backend="torch")),
-    ),
+    implementations=ours(squared_relu),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.bfloat16,),
     small=({"R": 5, "F": 20}, {"R": 300, "F": 17}, {"R": 9, "F": 20, "D": 12}),

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
@@ -16,15 +14,14 @@ from subquad.kernels.ssd.reference import ssd_reference
 from subquad.kernels.ssd.steps import ssd_steps_reference
 from subquad.kernels.workload import (
     Cost,
-    Implementation,
     Inputs,
     Shape,
     Workload,
     at_most,
     initial_state,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
     uniform,
@@ -80,10 +77,7 @@ WORKLOAD = Workload(
     cost=cost,
     shape_of=shape_of,
     short=at_most(B=2, T=130, H=2, G=2),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(ssd, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(ssd, backend="torch")),
-    ),
+    implementations=ours(ssd),
     shapes={
         "quick": (MAMBA2, MAMBA3),
         "paper": (MAMBA2, MAMBA3, {**MAMBA2, "B": 32}, {**MAMBA3, "B": 32}, {**MAMBA2, "B": 1, "T": 16384, "H": 64}),
@@ -132,10 +126,7 @@ STEPS = Workload(
     make_inputs=make_steps,
     cost=steps_cost,
     short=at_most(B=2, T=70, H=5),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(ssd_steps, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(ssd_steps, backend="torch")),
-    ),
+    implementations=ours(ssd_steps),
     shapes={
         "quick": ({"B": 8, "T": 2048, "H": 24, "rule": "euler"}, {"B": 8, "T": 2048, "H": 24, "rule": "trapezoid"}),
         "paper": ({"B": 8, "T": 2048, "H": 64, "rule": "euler"}, {"B": 8, "T": 2048, "H": 64, "rule": "trapezoid"}),

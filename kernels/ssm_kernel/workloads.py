@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
     uniform,
@@ -95,8 +94,7 @@ WORKLOAD = Workload(
     shape_of=shape_of,
     short=at_most(T=130, D=24),
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(ssm_kernel, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(ssm_kernel, backend="torch")),
+        *ours(ssm_kernel),
         Implementation("vandermonde", "torch", lambda: vandermonde_kernel),
     ),
     shapes={

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,8 +16,8 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
 )
@@ -67,8 +66,7 @@ WORKLOAD = Workload(
     cost=cost,
     short=at_most(R=70, F=144),
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(swiglu, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(swiglu, backend="torch")),
+        *ours(swiglu),
         Implementation("liger", "peer", load_liger, cold_start=True, packages=("liger-kernel",)),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 
 from subquad.kernels.token_shift import token_shift
 from subquad.kernels.token_shift.reference import token_shift_reference
-from subquad.kernels.workload import (
-    Cost,
-    Implementation,
-    Inputs,
-    Shape,
-    Workload,
-    at_most,
-    needs_triton,
-    normal,
-    sizes,
-    traffic,
-    uniform,
-)
+from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, traffic, uniform
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -57,10 +43,7 @@ WORKLOAD = Workload(
     make_inputs=make_inputs,
     cost=cost,
     short=at_most(B=2, T=40, D=96),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(token_shift, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(token_shift, backend="torch")),
-    ),
+    implementations=ours(token_shift),
     shapes={
         "quick": (RWKV6, RWKV7),
         # the shift with mu_x in front of the low-rank maps of RWKV-6, and that of RWKV-4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ from subquad.kernels.wkv.reference import wkv_reference
 from subquad.kernels.workload import (
     FINAL,
     Cost,
-    Implementation,
     Inputs,
     Shape,
     Workload,
     at_most,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
     uniform,
@@ -76,10 +74,7 @@ WORKLOAD = Workload(
     cost=cost,
     shape_of=shape_of,
     short=at_most(B=2, T=300, D=40),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(partial(wkv, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(wkv, backend="torch")),
-    ),
+    implementations=ours(wkv),
     shapes={
         "quick": ({"B": 8, "T": 2048, "D": 2048},),
         "paper": ({"B": 8, "T": 1024, "D": 768}, {"B": 1, "T": 32768, "D": 2048}),
@@ -128,10 +123,7 @@ STEP = Workload(
     cost=step_cost,
     shape_of=step_shape_of,
     short=at_most(B=2, D=40),
-    implementations=(
-        Implementation("triton", "ours", needs_triton(updated(partial(wkv_step, backend="triton"))), cold_start=True),
-        Implementation("torch", "ours", lambda: updated(partial(wkv_step, backend="torch"))),
-    ),
+    implementations=ours(wkv_step, updated),
     shapes={"quick": ({"B": 64, "D": 2048},), "paper": ({"B": 1, "D": 2048},)},
     keep=("log_decay", "bonus", "state"),
     backward=False,

@@ -27,15 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
-from subquad.models.backbone import BackboneConfig
+from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.casts import at_least_float32
-from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.mixer import Mixer
-from subquad.models.parts.norms import NormKind
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.time_axis import LeftPadding, blank, running_sum
-from subquad.suite.bounds import Epsilon, Ratio, Width
+from subquad.suite.bounds import Width
 from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor]
@@ -117,13 +115,9 @@ def _running_total(logits: Tensor) -> Tensor:
     return running_sum(logits.exp()).log()
 
 
-class ABCConfig(BackboneConfig):
+class ABCConfig(SwiGLUConfig):
     """ABC in the network of the GSA paper: RMS norms and SwiGLU."""
 
-    channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     num_slots: Width = 64
     forget: Literal["none", "running-mean"] = "none"

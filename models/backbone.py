@@ -23,17 +23,19 @@ from subquad.kernels.embedding import embedding
 from subquad.kernels.linear_cross_entropy import aligned_linear, linear_cross_entropy
 from subquad.kernels.operations import OperatorCount, count_operations
 from subquad.models.parts.casts import at_least_float32, autocast_dtype, cast_once
+from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.decoder import PositionDecoder
 from subquad.models.parts.layer import Layer, joined
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.mixer import Mixer, Rescalable
-from subquad.models.parts.norms import NORM_MODULES, add_norm, make_norm
+from subquad.models.parts.norms import NORM_MODULES, NormKind, add_norm, make_norm
 from subquad.models.parts.options import NetworkOptions
 from subquad.models.parts.positions import sinusoidal_table
 from subquad.models.parts.recompute import recomputed_layer
 from subquad.models.parts.short_conv import BaseConv, ShortConv
 from subquad.models.parts.step import step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
+from subquad.suite.bounds import Epsilon, Ratio
 from subquad.suite.contracts import IGNORE, ParamGroup, TaskSpec
 from subquad.suite.model import Convolution, Model
 from subquad.suite.state import map_tensors
@@ -68,6 +70,15 @@ class BackboneConfig(NetworkOptions):
         """The network for one task, initialised from torch's global generator."""
         self.check(spec)
         return Backbone(self, spec)
+
+
+class SwiGLUConfig(BackboneConfig):
+    """Options of models in the network of recent Transformers: RMS norms and SwiGLU."""
+
+    channel_mixer: ChannelMixerKind = "swiglu"
+    mlp_ratio: Ratio = 8 / 3
+    norm: NormKind = "rms"
+    norm_eps: Epsilon = 1e-6
 
 
 @dataclass

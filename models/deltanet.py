@@ -44,18 +44,17 @@ from subquad.kernels.causal_conv1d import causal_conv1d_heads, causal_conv1d_ste
 from subquad.kernels.delta_rule import delta_rule, delta_rule_step
 from subquad.kernels.forget_gate import forget_gate
 from subquad.kernels.norm import GateActivation
-from subquad.models.backbone import BackboneConfig
+from subquad.models.backbone import BackboneConfig, SwiGLUConfig
 from subquad.models.parts.casts import at_least_float32, autocast_dtype, rate_of
-from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import reset_taps, step_bias
 from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
-from subquad.models.parts.norms import NormKind, RMSNorm, unit
+from subquad.models.parts.norms import RMSNorm, unit
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.recompute import Keep, Recomputing, at_once, spares
 from subquad.models.parts.step import maps_of, shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
-from subquad.suite.bounds import Epsilon, Factor, Positive, Ratio, Width
+from subquad.suite.bounds import Factor, Positive, Ratio, Width
 from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -279,7 +278,7 @@ class DeltaMixer(FusedStepMixer):
         return {} if self.decay == "none" else {"log_A": self.log_A, "dt_bias": self.dt_bias}
 
 
-class DeltaConfig(BackboneConfig):
+class DeltaConfig(SwiGLUConfig):
     """Shared options of the mixers with the delta rule, whose network has RMS norms and SwiGLU."""
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (
@@ -291,10 +290,6 @@ class DeltaConfig(BackboneConfig):
     decay: ClassVar[DecayKind] = "none"
     gate: ClassVar[GateKind] = "none"
 
-    channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     """Heads of queries and keys."""
     num_value_heads: Width | None = None

@@ -22,15 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.forget_gate import forget_gate
-from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
-from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.norms import RMSNorm
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import maps_of, shared_norm, step_linear
-from subquad.suite.bounds import Epsilon, Positive, Ratio, Width
+from subquad.suite.bounds import Positive, Ratio, Width
 from subquad.suite.contracts import TaskSpec
 
 
@@ -66,15 +65,11 @@ class GLA(GatedLinearMixer):
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, next(iter(gates), None)
 
 
-class GLAConfig(BackboneConfig):
+class GLAConfig(SwiGLUConfig):
     """GLA in the network of the GSA paper: RMS norms and SwiGLU."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "from_attention")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*SwiGLUConfig.left_out_when_off, "from_attention")
 
-    channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     expand_k: Ratio = 0.5
     """Width of queries and keys, as a multiple of d_model."""

@@ -21,16 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.forget_gate import forget_gate
-from subquad.models.backbone import BackboneConfig
+from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.casts import at_least_float32
-from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
-from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.norms import RMSNorm
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
-from subquad.suite.bounds import Epsilon, Ratio, Width
+from subquad.suite.bounds import Width
 from subquad.suite.contracts import TaskSpec
 
 
@@ -75,15 +74,11 @@ class HGRN2(GatedLinearMixer):
         return q, k, v, log_decay, None
 
 
-class HGRN2Config(BackboneConfig):
+class HGRN2Config(SwiGLUConfig):
     """HGRN2 in the network of the GSA paper: RMS norms and SwiGLU."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "expand_ratio")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*SwiGLUConfig.left_out_when_off, "expand_ratio")
 
-    channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     """The GSA paper keeps d_model / num_heads, the expansion of the state, at 128."""
     expand_ratio: Width | None = None

@@ -23,14 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
-from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.norms import RMSNorm
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
-from subquad.suite.bounds import Epsilon, Ratio, Width
+from subquad.suite.bounds import Width
 from subquad.suite.contracts import TaskSpec
 
 
@@ -64,13 +63,9 @@ class Lightning(GatedLinearMixer):
         return step_linear(self.out, y, residual=residual)
 
 
-class LightningConfig(BackboneConfig):
+class LightningConfig(SwiGLUConfig):
     """Lightning attention in a network of RMS norms and SwiGLU."""
 
-    channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     """MiniMax-01 has 64 heads of 128 channels."""
 

@@ -34,18 +34,17 @@ from torch import Tensor, nn
 
 from subquad.kernels.causal_conv1d import causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from subquad.models.backbone import BackboneConfig
+from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.casts import at_least_float32
-from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.conjugate_gradients import solve
 from subquad.models.parts.initial import reset_taps
 from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
-from subquad.models.parts.norms import NormKind, RMSNorm, unit
+from subquad.models.parts.norms import RMSNorm, unit
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import maps_of, shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
-from subquad.suite.bounds import Epsilon, Factor, Positive, Ratio, Width
+from subquad.suite.bounds import Factor, Positive, Ratio, Width
 from subquad.suite.contracts import TaskSpec
 
 LEAST_RIDGE = 0.25
@@ -164,13 +163,9 @@ class MesaNetMixer(FusedStepMixer):
         return {"ridge": self.ridge}
 
 
-class MesaNetConfig(BackboneConfig):
+class MesaNetConfig(SwiGLUConfig):
     """MesaNet in the network of its release: RMS norms and SwiGLU."""
 
-    channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     expand_k: Ratio = 1.0
     """Width of queries and keys, as a multiple of d_model."""

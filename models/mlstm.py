@@ -30,16 +30,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.models.backbone import BackboneConfig
+from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.casts import at_least_float32
-from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
-from subquad.models.parts.norms import HeadNorm, NormKind
+from subquad.models.parts.norms import HeadNorm
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import shared_norm, step_linear
-from subquad.suite.bounds import Epsilon, Ratio, Width
+from subquad.suite.bounds import Ratio, Width
 from subquad.suite.contracts import TaskSpec
 
 CAP = 15.0
@@ -96,13 +95,9 @@ class MLSTM(GatedLinearMixer):
         return step_linear(self.out, self.norm(o * factor, gate, gate_activation="sigmoid"), residual=residual)
 
 
-class MLSTMConfig(BackboneConfig):
+class MLSTMConfig(SwiGLUConfig):
     """xLSTM with mLSTM layers alone, in the network of its 7B model: RMS norms and SwiGLU."""
 
-    channel_mixer: ChannelMixerKind = "swiglu"
-    mlp_ratio: Ratio = 8 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     """The 7B model has 8 heads at a width of 4096."""
     expand_k: Ratio = 0.5

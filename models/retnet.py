@@ -22,17 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.gated_linear_attention import gated_linear_attention_step
-from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.channel import ChannelMixerKind
+from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer
 from subquad.models.parts.mixer import Mixer
-from subquad.models.parts.norms import NormKind, RMSNorm
+from subquad.models.parts.norms import RMSNorm
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.positions import Rotary
 from subquad.models.parts.step import step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen
-from subquad.suite.bounds import Epsilon, Factor, Ratio, Width
+from subquad.suite.bounds import Factor, Ratio, Width
 from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -95,15 +94,12 @@ class RetNet(GatedLinearMixer):
         return self._output(o, gate), (memory, positions_seen(x, padding))
 
 
-class RetNetConfig(BackboneConfig):
+class RetNetConfig(SwiGLUConfig):
     """RetNet in the network of the GSA paper: RMS norms, and a narrow SwiGLU that makes up for the wide values."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "from_attention")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*SwiGLUConfig.left_out_when_off, "from_attention")
 
-    channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: Ratio = 4 / 3
-    norm: NormKind = "rms"
-    norm_eps: Epsilon = 1e-6
     num_heads: Width = 4
     """The GSA paper keeps d_model / num_heads at 256."""
     expand_v: Factor = 2

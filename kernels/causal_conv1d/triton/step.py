@@ -17,22 +17,11 @@ BLOCK_D = 256
 
 @triton.jit
 def _conv_step_kernel(
-    x,
-    weight,
-    bias,
-    state,
-    y,
+    x, weight, bias, state, y,
     D,
-    stride_b,
-    stride_d,
-    state_stride_b,
-    state_stride_d,
-    state_stride_w,
-    W: tl.constexpr,
-    SILU: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    stride_b, stride_d, state_stride_b, state_stride_d, state_stride_w,
+    W: tl.constexpr, SILU: tl.constexpr, BLOCK_D: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """y = act(sum_i w_i s_i + w_{W-1} x + b), and the state s becomes (s_1 .. s_{W-2}, x) in place.
 
     A program takes one batch row and BLOCK_D channels.
@@ -71,23 +60,9 @@ def conv_step(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, act
     stride_b, stride_d = x.stride()
     state_stride_b, state_stride_d, state_stride_w = state.stride()
     launch(
-        _conv_step_kernel,
-        batch * cdiv(width, BLOCK_D),
-        x=x,
-        weight=weight,
-        bias=bias,
-        state=state,
-        y=y,
-        D=width,
-        stride_b=stride_b,
-        stride_d=stride_d,
-        state_stride_b=state_stride_b,
-        state_stride_d=state_stride_d,
-        state_stride_w=state_stride_w,
-        W=weight.shape[1],
-        SILU=activation == "silu",
-        BLOCK_D=BLOCK_D,
-        **overlap_options(batch),
-        num_warps=4,
-    )
+        _conv_step_kernel, batch * cdiv(width, BLOCK_D), x=x, weight=weight, bias=bias, state=state, y=y, D=width,
+        stride_b=stride_b, stride_d=stride_d, state_stride_b=state_stride_b, state_stride_d=state_stride_d,
+        state_stride_w=state_stride_w, W=weight.shape[1], SILU=activation == "silu", BLOCK_D=BLOCK_D,
+        **overlap_options(batch), num_warps=4,
+    )  # fmt: skip
     return y

@@ -17,36 +17,12 @@ from subquad.kernels.layout import dense, strides
 
 @triton.jit
 def _step_kernel(
-    q,
-    k,
-    v,
-    beta,
-    g,
-    write,
-    state,
-    o,
-    new,
-    scale,
-    H,
-    K,
-    V,
-    q_stride_b,
-    q_stride_h,
-    k_stride_b,
-    k_stride_h,
-    v_stride_b,
-    v_stride_h,
-    beta_stride_b,
-    beta_stride_h,
-    g_stride_b,
-    g_stride_h,
-    write_stride_b,
-    write_stride_h,
-    GROUP: tl.constexpr,
-    DECAY: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
+    q, k, v, beta, g, write, state, o, new,
+    scale, H, K, V,
+    q_stride_b, q_stride_h, k_stride_b, k_stride_h, v_stride_b, v_stride_h, beta_stride_b, beta_stride_h,
+    g_stride_b, g_stride_h, write_stride_b, write_stride_h,
+    GROUP: tl.constexpr, DECAY: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
     """BLOCK_V columns of one head: kept = diag(exp(g)) state, new = kept + w beta (v - k^T kept), o = scale new^T q.
 
     w is `write`, or k where that is not given. GROUP heads share q and k. Each element of the state is read once and
@@ -109,21 +85,9 @@ def delta_rule_step_triton(
     block_v = min(power_of_2(value_dim), max(4, STEP_ELEMENTS // block_k))
     inputs = {"q": q, "k": k, "v": v, "beta": beta, "g": log_decay, "write": write}
     launch(
-        _step_kernel,
-        batch * heads * cdiv(value_dim, block_v),
-        **inputs,
-        state=state,
-        o=o,
-        new=new,
-        scale=scale,
-        H=heads,
-        K=key_dim,
-        V=value_dim,
+        _step_kernel, batch * heads * cdiv(value_dim, block_v), **inputs, state=state, o=o, new=new, scale=scale,
+        H=heads, K=key_dim, V=value_dim,
         **{f"{name}_stride_{axis}": strides(x, i)[0] for name, x in inputs.items() for i, axis in enumerate("bh")},
-        GROUP=group_size(heads, groups),
-        DECAY=kind,
-        BLOCK_K=block_k,
-        BLOCK_V=block_v,
-        num_warps=4,
-    )
+        GROUP=group_size(heads, groups), DECAY=kind, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4,
+    )  # fmt: skip
     return o, new

@@ -138,32 +138,14 @@ def chunks_gradient(source: Gated, gradient: Gated, length: int, lags: int) -> T
     products = torch.empty(num_splits, width, num_k, tile.chunk, tile.chunk, dtype=torch.float32, device=x.device)
     x_stride_b, x_stride_d = strides(x, 0, 2)
     g_stride_b, g_stride_d = strides(g, 0, 2)
+    # NUM_STAGES is the depth of one loop alone, not an option of the whole kernel
     launch(
-        _products_kernel,
-        num_splits * width * num_k,
-        x=x,
-        x_rest=source.rest,
-        g=g,
-        g_rest=gradient.rest,
-        weights=weights,
-        products=products,
-        B=batch,
-        D=width,
-        x_T=x.shape[1],
-        g_T=g.shape[1],
-        num_k=num_k,
-        num_splits=num_splits,
-        num_chunks=num_chunks,
-        x_stride_b=x_stride_b,
-        x_stride_d=x_stride_d,
-        g_stride_b=g_stride_b,
-        g_stride_d=g_stride_d,
-        C=tile.chunk,
-        ROWS=tile.rows,
-        # the depth of this loop alone, not an option of the whole kernel
-        NUM_STAGES=tile.options.num_stages,
+        _products_kernel, num_splits * width * num_k, x=x, x_rest=source.rest, g=g, g_rest=gradient.rest,
+        weights=weights, products=products, B=batch, D=width, x_T=x.shape[1], g_T=g.shape[1], num_k=num_k,
+        num_splits=num_splits, num_chunks=num_chunks, x_stride_b=x_stride_b, x_stride_d=x_stride_d,
+        g_stride_b=g_stride_b, g_stride_d=g_stride_d, C=tile.chunk, ROWS=tile.rows, NUM_STAGES=tile.options.num_stages,
         num_warps=tile.options.num_warps,
-    )
+    )  # fmt: skip
     dtaps = torch.empty(width, lags, dtype=torch.float32, device=x.device)
     launch(
         _diagonals_kernel, width * num_k, products=products, scale=scale, dtaps=dtaps, D=width, lags=lags, num_k=num_k,

@@ -133,32 +133,14 @@ def taps_gradient(x: Tensor, g: Tensor, length: int, lags: int) -> Tensor:
     spectra = torch.empty(num_splits, width, plan.num_k, plan.size, 2, dtype=torch.float32, device=x.device)
     x_stride_b, x_stride_d = strides(x, 0, 2)
     g_stride_b, g_stride_d = strides(g, 0, 2)
+    # NUM_STAGES is the depth of one loop alone, not an option of the whole kernel
     launch(
-        _spectra_kernel,
-        num_splits * width * plan.num_k,
-        x=x,
-        g=g,
-        inner=tables.inner,
-        turns=tables.turns,
-        outer=tables.outer,
-        spectra=spectra,
-        B=batch,
-        D=width,
-        x_T=x.shape[1],
-        g_T=g.shape[1],
-        num_chunks=plan.num_chunks,
-        num_k=plan.num_k,
-        num_splits=num_splits,
-        x_stride_b=x_stride_b,
-        x_stride_d=x_stride_d,
-        g_stride_b=g_stride_b,
-        g_stride_d=g_stride_d,
-        R=RADIX,
-        N=plan.columns,
-        # the depth of this loop alone, not an option of the whole kernel
-        NUM_STAGES=options.num_stages,
-        **options._replace(num_stages=None).keywords(),
-    )
+        _spectra_kernel, num_splits * width * plan.num_k, x=x, g=g, inner=tables.inner, turns=tables.turns,
+        outer=tables.outer, spectra=spectra, B=batch, D=width, x_T=x.shape[1], g_T=g.shape[1],
+        num_chunks=plan.num_chunks, num_k=plan.num_k, num_splits=num_splits, x_stride_b=x_stride_b,
+        x_stride_d=x_stride_d, g_stride_b=g_stride_b, g_stride_d=g_stride_d, R=RADIX, N=plan.columns,
+        NUM_STAGES=options.num_stages, **options._replace(num_stages=None).keywords(),
+    )  # fmt: skip
     waves = torch.fft.ifft(torch.view_as_complex(spectra[0] if num_splits == 1 else spectra.sum(0)))
     dtaps = torch.empty(width, lags, dtype=torch.float32, device=x.device)
     launch(

@@ -17,31 +17,11 @@ from subquad.kernels.layout import dense
 
 @triton.jit
 def _step_kernel(
-    q,
-    k,
-    v,
-    g,
-    state,
-    o,
-    new,
-    scale,
-    H,
-    K,
-    V,
-    q_stride_b,
-    q_stride_h,
-    k_stride_b,
-    k_stride_h,
-    v_stride_b,
-    v_stride_h,
-    g_stride_b,
-    g_stride_h,
-    GROUP: tl.constexpr,
-    DECAY: tl.constexpr,
-    ON_VALUE: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-):
+    q, k, v, g, state, o, new,
+    scale, H, K, V,
+    q_stride_b, q_stride_h, k_stride_b, k_stride_h, v_stride_b, v_stride_h, g_stride_b, g_stride_h,
+    GROUP: tl.constexpr, DECAY: tl.constexpr, ON_VALUE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
     """new = diag(exp(g)) state + k^T v and o = scale q new: BLOCK_V columns of one head.
 
     GROUP heads share q and k. Each element of the state is read once and written once.
@@ -103,32 +83,10 @@ def gated_linear_attention_step_triton(
     block_k = power_of_2(key_dim)
     block_v = min(power_of_2(value_dim), max(4, STEP_ELEMENTS // block_k))
     launch(
-        _step_kernel,
-        batch * heads * cdiv(value_dim, block_v),
-        q=q,
-        k=k,
-        v=v,
-        g=log_decay,
-        state=state,
-        o=o,
-        new=new,
-        scale=scale,
-        H=heads,
-        K=key_dim,
-        V=value_dim,
-        q_stride_b=q.stride(0),
-        q_stride_h=q.stride(1),
-        k_stride_b=k.stride(0),
-        k_stride_h=k.stride(1),
-        v_stride_b=v.stride(0),
-        v_stride_h=v.stride(1),
-        g_stride_b=g_stride_b,
-        g_stride_h=g_stride_h,
-        GROUP=group_size(heads, groups),
-        DECAY=kind,
-        ON_VALUE=decay_on == "value",
-        BLOCK_K=block_k,
-        BLOCK_V=block_v,
-        num_warps=4,
-    )
+        _step_kernel, batch * heads * cdiv(value_dim, block_v), q=q, k=k, v=v, g=log_decay, state=state, o=o, new=new,
+        scale=scale, H=heads, K=key_dim, V=value_dim, q_stride_b=q.stride(0), q_stride_h=q.stride(1),
+        k_stride_b=k.stride(0), k_stride_h=k.stride(1), v_stride_b=v.stride(0), v_stride_h=v.stride(1),
+        g_stride_b=g_stride_b, g_stride_h=g_stride_h, GROUP=group_size(heads, groups), DECAY=kind,
+        ON_VALUE=decay_on == "value", BLOCK_K=block_k, BLOCK_V=block_v, num_warps=4,
+    )  # fmt: skip
     return o, new

@@ -122,38 +122,17 @@ def lti_ssm_step_triton(
     u, gate_in, gate_out = (x if x is None or x.stride(1) == 1 else x.contiguous() for x in (u, gate_in, gate_out))
     log_A_real = dense(system.log_A_real)
     y = torch.empty(batch, width, dtype=u.dtype, device=u.device)
+    # dss-exp is another name of zoh
     launch(
-        _lti_ssm_step_kernel,
-        (cdiv(width, tile.block_d), cdiv(batch, tile.rows)),
-        u=u,
-        gate_in=gate_in,
-        gate_out=gate_out,
-        state=torch.view_as_real(state).view(torch.int64).squeeze(-1),
-        log_dt=dense(system.log_dt),
-        log_A_real=log_A_real,
-        A_imag=dense(system.A_imag),
-        B=dense(system.B),
-        C=dense(system.C),
-        skip=dense(system.skip),
-        y=y,
-        rows=batch,
-        D=width,
-        dt_scale=dt_scale,
-        u_stride_b=u.stride(0),
+        _lti_ssm_step_kernel, (cdiv(width, tile.block_d), cdiv(batch, tile.rows)), u=u, gate_in=gate_in,
+        gate_out=gate_out, state=torch.view_as_real(state).view(torch.int64).squeeze(-1), log_dt=dense(system.log_dt),
+        log_A_real=log_A_real, A_imag=dense(system.A_imag), B=dense(system.B), C=dense(system.C),
+        skip=dense(system.skip), y=y, rows=batch, D=width, dt_scale=dt_scale, u_stride_b=u.stride(0),
         in_stride_b=0 if gate_in is None else gate_in.stride(0),
-        out_stride_b=0 if gate_out is None else gate_out.stride(0),
-        s_stride_b=state.stride(0),
-        s_stride_d=state.stride(1),
-        s_stride_n=state.stride(2),
-        A_stride_d=0 if len(log_A_real) == 1 else num_states,
-        N=num_states,
-        BLOCK_N=power_of_2(num_states),
-        BLOCK_D=tile.block_d,
-        ROWS=tile.rows,
-        FACTOR=2.0 if conj_pairs else 1.0,
-        # dss-exp is another name of zoh
-        RULE="zoh" if discretization == "dss-exp" else discretization,
-        **overlap_options(batch),
-        num_warps=tile.num_warps,
-    )
+        out_stride_b=0 if gate_out is None else gate_out.stride(0), s_stride_b=state.stride(0),
+        s_stride_d=state.stride(1), s_stride_n=state.stride(2), A_stride_d=0 if len(log_A_real) == 1 else num_states,
+        N=num_states, BLOCK_N=power_of_2(num_states), BLOCK_D=tile.block_d, ROWS=tile.rows,
+        FACTOR=2.0 if conj_pairs else 1.0, RULE="zoh" if discretization == "dss-exp" else discretization,
+        **overlap_options(batch), num_warps=tile.num_warps,
+    )  # fmt: skip
     return y

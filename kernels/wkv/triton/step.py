@@ -52,22 +52,8 @@ def wkv_step_triton(k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, stat
     k, v = (m if m.stride(1) == 1 else m.contiguous() for m in (k, v))
     s_stride_b, s_stride_i, s_stride_d = state.stride()
     launch(
-        _wkv_step_kernel,
-        batch * cdiv(width, BLOCK_D),
-        k=k,
-        v=v,
-        w=dense(log_decay),
-        u=dense(bonus),
-        state=state,
-        y=y,
-        D=width,
-        k_stride_b=k.stride(0),
-        v_stride_b=v.stride(0),
-        s_stride_b=s_stride_b,
-        s_stride_i=s_stride_i,
-        s_stride_d=s_stride_d,
-        BLOCK_D=BLOCK_D,
-        PTX=speaks_ptx(),
-        num_warps=4,
-    )
+        _wkv_step_kernel, batch * cdiv(width, BLOCK_D), k=k, v=v, w=dense(log_decay), u=dense(bonus), state=state, y=y,
+        D=width, k_stride_b=k.stride(0), v_stride_b=v.stride(0), s_stride_b=s_stride_b, s_stride_i=s_stride_i,
+        s_stride_d=s_stride_d, BLOCK_D=BLOCK_D, PTX=speaks_ptx(), num_warps=4,
+    )  # fmt: skip
     return y

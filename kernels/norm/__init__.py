@@ -34,40 +34,20 @@ MAX_WIDTH = 8192
 
 @overload
 def norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None = None,
-    *,
-    kind: Kind = "rms",
-    eps: float = 1e-5,
-    residual: None = None,
-    gate: Tensor | None = None,
-    gate_activation: GateActivation = "silu",
-    activation: Literal["silu"] | None = None,
-    skip: Tensor | None = None,
-    skip_scale: Tensor | None = None,
-    gate_first: bool = False,
-    out_dtype: torch.dtype | None = None,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, kind: Kind = "rms", eps: float = 1e-5,
+    residual: None = None, gate: Tensor | None = None, gate_activation: GateActivation = "silu",
+    activation: Literal["silu"] | None = None, skip: Tensor | None = None, skip_scale: Tensor | None = None,
+    gate_first: bool = False, out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
-) -> Tensor: ...
+) -> Tensor: ...  # fmt: skip
 @overload
 def norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None = None,
-    *,
-    kind: Kind = "rms",
-    eps: float = 1e-5,
-    residual: Tensor,
-    gate: Tensor | None = None,
-    gate_activation: GateActivation = "silu",
-    activation: Literal["silu"] | None = None,
-    skip: Tensor | None = None,
-    skip_scale: Tensor | None = None,
-    gate_first: bool = False,
-    out_dtype: torch.dtype | None = None,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, kind: Kind = "rms", eps: float = 1e-5,
+    residual: Tensor, gate: Tensor | None = None, gate_activation: GateActivation = "silu",
+    activation: Literal["silu"] | None = None, skip: Tensor | None = None, skip_scale: Tensor | None = None,
+    gate_first: bool = False, out_dtype: torch.dtype | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
-) -> tuple[Tensor, Tensor]: ...
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 def norm(
     x: Tensor,
     weight: Tensor | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,7 +155,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         settings = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]})") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path}: expected an object with settings, got {type(settings).__name__}")
@@ -189,13 +190,17 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 def _tensors(path: Path) -> dict[str, Tensor]:
     import torch
 
+    from subquad.suite.store.weights import read
+
+    load_file = _safetensors().load_file if path.suffix == ".safetensors" else None
     try:
-        if path.suffix == ".safetensors":
-            tensors: dict[str, Tensor] = _safetensors().load_file(path)
-            return tensors
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except ValueError:
-        raise
+        if load_file is not None:
+            tensors: Any = load_file(path)
+        elif zipfile.is_zipfile(path):
+            tensors = read(path, torch.device("cpu"))
+        else:
+            # before torch 1.6, a file was no archive
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(f"{path}: cannot be read ({' '.join(str(error).split())[:100]})") from None
     if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):

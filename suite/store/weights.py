@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from subquad.suite.registry import few
 from subquad.suite.store import endings
+from subquad.suite.store.documents import settings_in
 from subquad.suite.store.target import files_like, readable, replacing
 
 if TYPE_CHECKING:
@@ -42,12 +44,26 @@ def read_weights(path: Path, device: torch.device | None = None) -> tuple[dict[s
     """Settings and weights in a file, or the shapes of these where no device is given. ValueError for another file."""
     import torch
 
-    try:
+    with _named(path):
         stored = read(path, device or torch.device("meta"), verify=device is not None)
-        return json.loads(stored["config"]), stored["model"]
+        settings, weights = settings_in(stored["config"]), stored["model"]
+        if not settings.keys() >= {"task", "model"}:
+            raise ValueError("its settings are those of no task and model")
+        if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
+            raise ValueError("its weights are no tensors by name")
+        return settings, weights
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Makes a ValueError that names the file of any error that arises while it is read."""
+    try:
+        yield
     except Exception as error:
         reason = " ".join(str(error).split())[:120]
-        raise ValueError(f"{path}: holds no weights with their settings ({type(error).__name__}: {reason})") from None
+        raise ValueError(
+            f"{path}: holds no weights with their settings ({type(error).__name__}: {reason}); name another file"
+        ) from None
 
 
 def find_weights(name: str, roots: Sequence[Path], hint: str = "") -> Path:
@@ -83,8 +99,9 @@ def mark(path: Path) -> dict[str, str]:
     Raises ValueError where the file holds no weights.
     """
     read_weights(path)
-    seen = path.stat()
-    return {"sha256": _content(path, seen.st_size, seen.st_mtime)}
+    with _named(path):
+        seen = path.stat()
+        return {"sha256": _content(path, seen.st_size, seen.st_mtime)}
 
 
 @functools.lru_cache(maxsize=64)
@@ -93,26 +110,40 @@ def _content(path: Path, size: int, changed: float) -> str:
     total = hashlib.sha256()
     with zipfile.ZipFile(readable(path)) as archive:
         # torch names the outermost folder as the file, and writes a mark of its own beside the tensors
-        members = {name.partition("/")[2]: name for name in archive.namelist()}
+        members = {member.filename.partition("/")[2]: member for member in _members(archive)}
         for inner in sorted(name for name in members if not name.startswith(".")):
             with archive.open(members[inner]) as member:
                 total.update(f"{inner} {hashlib.file_digest(cast(Any, member), 'sha256').hexdigest()}\n".encode())
     return total.hexdigest()
 
 
-def read(path: Path, device: torch.device, *, verify: bool = True) -> dict[str, Any]:
-    """Returns what `torch.save` wrote. Raises ValueError where a checksum is wrong.
+def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """What is in an archive. ValueError where torch would read something else than `zipfile`."""
+    members = archive.infolist()
+    if len({member.filename for member in members}) < len(members):
+        raise ValueError("it has a name twice")
+    for member in members:
+        if member.external_attr:
+            # of what is marked as a folder torch reads nothing, and returns memory as it was
+            raise ValueError(f"{member.filename} is no plain file")
+    return members
 
-    verify: False where only names and shapes are wanted, which need a small part of the file.
+
+def read(path: Path, device: torch.device, *, verify: bool = True) -> dict[str, Any]:
+    """Returns what `torch.save` wrote. Raises BadZipFile where a checksum is wrong, and other errors for other damage.
+
+    verify: False where only names and shapes are wanted, so that the elements of tensors are not read.
     """
     import torch
 
     source = readable(path)
-    if verify:
-        # torch itself does not verify them
-        with zipfile.ZipFile(source) as archive:
-            if (damaged := archive.testzip()) is not None:
-                raise ValueError(f"the checksum of {damaged} is wrong")
+    # torch verifies no checksum
+    with zipfile.ZipFile(source) as archive:
+        for member in _members(archive):
+            if verify or "/data/" not in member.filename:
+                with archive.open(member) as file:
+                    while file.read(2**20):
+                        pass
     if isinstance(source, io.IOBase):
         source.seek(0)
     content: dict[str, Any] = torch.load(source, map_location=device, weights_only=True)

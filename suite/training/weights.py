@@ -58,13 +58,17 @@ def load_model(path: Path, resolver: Resolver, device: torch.device) -> tuple[Ta
                 f"{path}: {kind} {config[kind]['name']} was defined by {then or 'the suite'} and is by "
                 f"{now or 'the suite'} now; use that plugin or train again"
             )
-        if config[kind]["version"] != part.version:
+        if (version := config[kind].get("version")) != part.version:
             raise ValueError(
-                f"{path}: {kind} {config[kind]['name']} was at version {config[kind]['version']} and is at "
-                f"{part.version} now; train again"
+                f"{path}: {kind} {config[kind]['name']} was at version {version} and is at {part.version} now; "
+                "train again"
             )
     model: Model = model_config.build(task.spec).to(device)
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}: its weights are not those of its settings ({reason}); name another file") from None
     model.eval()
     return task, model
 

@@ -9,6 +9,7 @@ import torch
 
 from subquad.models import MODELS
 from subquad.models.checkpoints import LAYOUTS, layout_of, load, unload
+from subquad.suite.commands.weights import _weights
 from subquad.suite.contracts import TaskSpec
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.weights import load_model
@@ -153,6 +154,15 @@ def _saved(folder, name, tensors):
 def _halves(tensors):
     names = sorted(tensors)
     return [{name: tensors[name] for name in part} for part in (names[::2], names[1::2])]
+
+
+def test_an_older_checkpoint_with_a_wrong_byte_is_refused(tmp_path):
+    _saved(tmp_path, "pytorch_model.bin", {"a": torch.arange(9.0)})
+    path = tmp_path / "pytorch_model.bin"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(torch.arange(9.0).numpy().tobytes(), torch.arange(1.0, 10.0).numpy().tobytes()))
+    with pytest.raises(ValueError, match=f"{path}: cannot be read .*Bad CRC-32"):
+        _weights(tmp_path)
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 """`train.init_from`: a run starts with the weights of another one, which is trained first if they are not there."""
 
+import json
+import zipfile
+
 import pytest
 import torch
 
@@ -8,13 +11,13 @@ from subquad.suite.contracts import TaskSpec
 from subquad.suite.runner import execute, missing_bases
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import expand
-from subquad.suite.store.weights import find_weights, mark, save_weights
+from subquad.suite.store.weights import find_weights, mark, model_settings, save_weights
 from subquad.suite.training.trainer import Trainer
 from subquad.suite.training.weights import load_model, take_weights
 from tests.suite.toy import RESOLVER, make_run
 
 CPU = torch.device("cpu")
-TRAINED = '{"task": {"name": "mqar"}}'
+TRAINED = json.dumps({"task": {"name": "mqar"}, "model": {"name": "gsa"}})
 SPEC = TaskSpec("tokens", num_classes=16, readout="token", max_length=12, vocab_size=16)
 
 
@@ -64,7 +67,48 @@ def test_weights_with_a_wrong_byte_are_refused(tmp_path):
     content = bytearray(path.read_bytes())
     content[content.index(model.head.weight.detach().numpy().tobytes())] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"the checksum of .* is wrong"):
+    for read in (mark, lambda path: load_model(path, RESOLVER, CPU)):
+        with pytest.raises(ValueError, match=f"{path}: holds no weights .*Bad CRC-32"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "byte", "words"),
+    [
+        # in the attributes of a tensor in the table at the end of the archive; torch would return memory as it was
+        (-8, 16, "data/4 is no plain file"),
+        # the last letter of its name; the mark would be that of other weights
+        (-1, ord("3"), "it has a name twice"),
+    ],
+)
+def test_weights_with_another_table_of_their_archive_are_refused(tmp_path, place, byte, words):
+    run = make_run()
+    path = tmp_path / "ab.weights"
+    save_weights(path, run.resolved, run.model.build(run.task.spec).state_dict())
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name.encode() for name in archive.namelist() if name.endswith("data/4"))
+    content[content.rindex(name) + place + len(name) * (place == -1)] = byte
+    path.write_bytes(content)
+    for read in (mark, lambda path: load_model(path, RESOLVER, CPU)):
+        with pytest.raises(ValueError, match=f"{path}: holds no weights .*{words}"):
+            read(path)
+
+
+def test_settings_are_not_read_from_a_file_with_a_wrong_byte_in_them(tmp_path):
+    run = make_run()
+    path = tmp_path / "ab.weights"
+    save_weights(path, run.resolved, run.model.build(run.task.spec).state_dict())
+    path.write_bytes(path.read_bytes().replace(b'"dropout": 0.1', b'"dropout": 0.2'))
+    with pytest.raises(ValueError, match=f"{path}: holds no weights .*Bad CRC-32"):
+        model_settings(path)
+
+
+def test_weights_that_are_not_those_of_their_settings_are_refused_in_a_line(tmp_path):
+    run = make_run()
+    path = tmp_path / "ab.weights"
+    save_weights(path, run.resolved, make_run(model={"d_model": 8}).model.build(run.task.spec).state_dict())
+    with pytest.raises(ValueError, match=rf"^{path}: its weights are not those of its settings \([^\n]+name another"):
         load_model(path, RESOLVER, CPU)
 
 

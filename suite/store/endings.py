@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from subquad.suite.store.checks import PART, Fault, believed, check_file
 from subquad.suite.store.documents import ENDING, OF_ENDINGS, StoredEnding, ending_in, ending_of, operators_in
-from subquad.suite.store.storage import SchemaError, files_below, ids_in, is_part, load, pieces, result_path
-from subquad.suite.store.target import as_oserror, files_like, is_remote, readable
+from subquad.suite.store.storage import SchemaError, content_of, files_below, ids_in, is_part, load, pieces, result_path
+from subquad.suite.store.target import as_oserror, files_like, is_remote
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,12 @@ def _parsed(found: StoredEnding) -> Ending:
 
 
 def footer(path: Path) -> StoredEnding | None:
-    """The ending in the footer of a file; None where there is none, or none that is whole."""
+    """The ending in the footer of a file; None where there is none, or the file is not whole."""
     try:
-        if not is_remote(path):
-            if not path.is_file():
-                return None
-            if (found := ending_in(value_in(path.read_bytes()))) is not None:
-                return found
-        with pq.ParquetFile(readable(path)) as file:
+        content = content_of(path)
+        if (found := ending_in(value_in(content.getvalue()))) is not None:
+            return found
+        with pq.ParquetFile(content) as file:
             return ending_in((file.metadata.metadata or {}).get(ENDING, b""))
     except (pa.ArrowException, OSError, ValueError):
         return None

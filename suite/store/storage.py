@@ -194,7 +194,7 @@ def pieces(path: Path, columns: Sequence[str], run_id: str = "") -> Iterator[pa.
     They have the columns that `suite.store.checks` needs, too.
     """
     wanted = list(dict.fromkeys((*columns, *checks.READ)))
-    with _named(path), _opened(_content_of(path), TEXTS) as file:
+    with _named(path), _opened(content_of(path), TEXTS) as file:
         there = file.schema_arrow
         if len(set(there.names)) < len(there.names):
             raise ValueError("it has a column twice")
@@ -221,7 +221,7 @@ def ids_in(part: Path) -> tuple[str, ...]:
 
     Raises SchemaError for a part that cannot be read.
     """
-    with _named(part), _opened(_content_of(part), ["run_id"]) as file:
+    with _named(part), _opened(content_of(part), ["run_id"]) as file:
         if "run_id" not in file.schema_arrow.names:
             raise ValueError("it has no column run_id")
         found = file.read(["run_id"], use_threads=False)["run_id"].unique().cast(pa.string())
@@ -246,7 +246,7 @@ def part_name(content: bytes) -> str:
     return f"{PART}{hashlib.sha256(content).hexdigest()[:16]}.parquet"
 
 
-def _content_of(path: Path) -> BinaryIO:
+def content_of(path: Path) -> io.BytesIO:
     """The content of a results file. ValueError where its digest, or the name of a part, is that of another content."""
     # opening a named pipe would wait for a writer
     if not is_remote(path) and not path.is_file():

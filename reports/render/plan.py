@@ -283,7 +283,7 @@ def read_expected(path: Path) -> dict[tuple[str, str], Published]:
         if line["better"] not in DIRECTIONS:
             raise ValueError(f"{where}: better is {line['better']!r}; write higher, lower or nothing")
         found[line["row"], line["column"]] = Published(
-            value=_number(line["value"], where) if line["value"] else None,
+            value=number_in(line["value"], where) if line["value"] else None,
             decimals=len(line["value"].partition(".")[2]),
             unit=line["unit"],
             better=line["better"],
@@ -295,12 +295,12 @@ def read_expected(path: Path) -> dict[tuple[str, str], Published]:
     return found
 
 
-def _number(text: str, where: str) -> float:
-    """Returns the number that the text of a value stands for. Raises ValueError where it is none."""
+def number_in(text: str, where: str, column: str = "value") -> float:
+    """Returns the number that the text in a column stands for. Raises ValueError where it is none."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{where}: value is {text!r}, no number; leave it empty, and give the reason as the note")
+        raise ValueError(f"{where}: {column} is {text!r}, no number; leave it empty, and give the reason as the note")
     return number

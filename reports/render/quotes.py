@@ -43,7 +43,6 @@ The README has the same of few experiments in five columns, at the paper's scale
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +68,7 @@ from subquad.reports.render.count import (
 from subquad.reports.render.document import DASH, shown
 from subquad.reports.render.floors import with_floors
 from subquad.reports.render.layout import last_text, ours_text, paper_text
-from subquad.reports.render.plan import pick_scale, read_table
+from subquad.reports.render.plan import number_in, pick_scale, read_table
 from subquad.reports.render.report import Report, report_of
 from subquad.reports.render.rows import StoredRun, load_runs, rows_of
 from subquad.suite.settings.config import find_experiments, load_experiment
@@ -381,11 +380,11 @@ class CommittedRows:
         return float(rows.sort_values("started_at")["value"].iloc[-1])
 
     def peer(self, operator: str, implementation: str, shape: str, column: str) -> float:
-        with (self.results / "peers.csv").open(newline="") as file:
-            for line in csv.DictReader(file):
-                if (line["op"], line["implementation"], line["shape"]) == (operator, implementation, shape):
-                    return float(line[column])
-        raise ValueError(f"results/peers.csv has no {operator}, {implementation}, {shape}")
+        path = self.results / "peers.csv"
+        for where, line in read_table(path, ("op", "implementation", "shape", column)):
+            if (line["op"], line["implementation"], line["shape"]) == (operator, implementation, shape):
+                return number_in(line[column], where, column)
+        raise ValueError(f"{path}: has no {operator}, {implementation}, {shape}")
 
 
 def json_value(text: str) -> object:

@@ -44,6 +44,7 @@ from subquad.suite.bench.calls import Calls, by_targets, compared
 from subquad.suite.bench.compile import TARGETS
 from subquad.suite.bench.disassembly import Figures
 from subquad.suite.environment import REPOSITORY, import_path
+from subquad.suite.store.documents import read_object
 
 FILE = REPOSITORY / "kernels" / "budgets.json"
 UPDATE = "python run_suite.py bench --update-budgets"
@@ -458,7 +459,7 @@ def _dump(found: Found) -> Any:
 
 def _read(path: Path) -> dict[str, Any]:
     sections: dict[str, Any] = {"signatures": {}, "budgets": {}, "digests": {}, "calls": {}}
-    return sections | (json.loads(path.read_text()) if path.exists() else {})
+    return sections | (read_object(path) if path.exists() else {})
 
 
 def _format(value: Any, levels: int, indent: str = "") -> str:

@@ -11,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -133,10 +134,24 @@ def _checked(found: dict[str, Any], wanted: TypeAdapter[Any]) -> dict[str, Any]:
     return found
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. ValueError, which begins with its path, where there is none."""
+    try:
+        return _parsed(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
 def _object_in(text: str) -> dict[str, Any]:
-    """The JSON object that a text is. ValueError for every other text."""
+    """The JSON object that a text of a row is. ValueError for every other text."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_CHARACTERS}")
+    return _parsed(text)
+
+
+def _parsed(text: str) -> dict[str, Any]:
     try:
         found = json.loads(
             text,

@@ -25,6 +25,7 @@ from subquad.suite.bounds import Count
 from subquad.suite.identity import files_digest
 from subquad.suite.options import Config, parse
 from subquad.suite.registry import few
+from subquad.suite.store.documents import read_object
 from subquad.suite.store.target import replacing
 
 MANIFEST = "manifest.json"
@@ -94,15 +95,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path}: missing, or no regular file; `submit` writes it")
     if path.stat().st_size > LARGEST_PLUGIN:
         raise ValueError(f"{path}: has {path.stat().st_size:,} bytes, at most {LARGEST_PLUGIN:,} are allowed")
-    try:
-        values = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: no JSON ({' '.join(str(error).split())[:100]})") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path}: expected an object, got {type(values).__name__}")
-    manifest = parse(Manifest, values, str(path))
+    manifest = parse(Manifest, read_object(path), str(path))
     if manifest.name != folder.name:
         raise ValueError(f"{path}: name is {manifest.name!r}, and its folder is {folder.name!r}; they must be the same")
     return manifest

@@ -10,12 +10,12 @@ into the same cache:
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import Field
 
 from subquad.suite.options import Config, parse
+from subquad.suite.store.documents import read_object
 from subquad.tasks.data import cache
 from subquad.tasks.data.download import Progress, check, fetch
 from subquad.tasks.data.faults import DataError
@@ -43,7 +43,7 @@ class Archive(Config):
 def archive_of(file: Path) -> Archive:
     """The archive that a wheel names in its file `ROWS.json`. ValueError where the file is damaged."""
     try:
-        return parse(Archive, json.loads(file.read_bytes()), str(file))
+        return parse(Archive, read_object(file), str(file))
     except ValueError as error:
         raise DataError(f"{error}; install Subquad anew.") from None
 

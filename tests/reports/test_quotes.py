@@ -265,3 +265,18 @@ def test_a_measured_time_in_an_operators_readme_stands_in_its_log(path):
     known = set(re.findall(r"\d+(?:\.\d+)?", log.read_text())) if log.exists() else set()
     text = re.sub(r"[\d., and]+ ms at (?:[\d.]+ TB/s|the peak)", "", path.read_text())
     assert [found for found in re.findall(r"(\d+(?:\.\d+)?) ms", text) if found not in known] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"op,implementation,shape\n", "peers.csv: the header has no ms"),
+        (b"op,implementation,shape,ms\na,b,c,nan\n", "peers.csv, line 2: ms is 'nan', no number"),
+        (b"op,implementation,shape,ms\na,b,d,1\n", "peers.csv: has no a, b, c"),
+        (b"\xff", "peers.csv: cannot be read as a CSV file"),
+    ],
+)
+def test_a_line_of_a_peer_that_is_no_number_is_named(tmp_path, content, words):
+    (tmp_path / "peers.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        module.CommittedRows(tmp_path, {}).peer("a", "b", "c", "ms")

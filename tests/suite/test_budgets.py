@@ -310,6 +310,13 @@ def test_budgets_of_other_versions_and_operators_are_left_alone(tmp_path):
     assert check(collection(FIGURES, "other/kernel#0000", ops=("other",)), path) == []
 
 
+def test_budgets_that_are_no_json_are_named(tmp_path):
+    path = tmp_path / "budgets.json"
+    path.write_text("<<<<<<< ours\n{}")
+    with pytest.raises(ValueError, match=f"^{path}: no JSON"):
+        budgets.reason(path)
+
+
 def test_another_version_of_triton_is_a_reason(tmp_path):
     path = tmp_path / "budgets.json"
     assert f"no budgets for Triton {triton.__version__}; python" in budgets.reason(path)

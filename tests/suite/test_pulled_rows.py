@@ -195,6 +195,14 @@ def test_another_archive_is_refused_and_leaves_nothing(server, installed, conten
     assert command_line("results", "pull", repository=installed).returncode == 0
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"url": ""}', "\xff"])
+def test_a_damaged_name_of_the_archive_is_refused_by_its_file(tmp_path, content):
+    path = tmp_path / "ROWS.json"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(committed.DataError, match=f"^{path}: .*; install Subquad anew"):
+        committed.archive_of(path)
+
+
 def test_a_download_that_was_damaged_since_is_fetched_again(server, installed, content, command_line):
     assert command_line("results", "pull", repository=installed).returncode == 0
     (kept,) = committed.cache.place("files", "rows").glob("*.tar")

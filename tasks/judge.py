@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.suite.store.weights import read
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError, cache
 
@@ -115,7 +116,7 @@ def trained(content: str, waves: Tensor, targets: Tensor, num_classes: int, rate
     with torch.random.fork_rng(devices=[]):
         judge = Judge(num_classes, rate).to(waves.device)
     try:
-        judge.load_state_dict(torch.load(target / "judge.pt", map_location=waves.device, weights_only=True))
+        judge.load_state_dict(read(target / "judge.pt", waves.device))
     except Exception as error:
         raise DataError(f"{target}: damaged ({type(error).__name__}); remove this folder.") from None
     return judge.eval()

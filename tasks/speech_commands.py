@@ -65,7 +65,10 @@ class Recordings:
 
     def listed(self, name: str) -> frozenset[str]:
         """The clips of these words that are in a list; a DataError names one that is missing."""
-        lines = {line.strip() for line in (self.root / name).read_text().splitlines()}
+        try:
+            lines = {line.strip() for line in (self.root / name).read_text().splitlines()}
+        except UnicodeDecodeError:
+            raise _fault(f"{self.root / name} is no text; restore the list.") from None
         named = {line for line in lines if line.partition("/")[0] in self.words}
         missing = sorted(named - set(self.clips))
         if missing:

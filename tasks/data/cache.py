@@ -140,26 +140,43 @@ def folder_hash(
     fresh: read the contents again in any case.
     hash_of: gives the hash of the content of one file.
     """
-    look, listing = hashlib.sha256(), []
-    start = len(str(base)) + 1
-    for path in sorted(map(str, files)):
-        try:
+    look = hashlib.sha256()
+    for name, path in _named(base, files):
+        with _readable(path):
             seen = os.stat(path)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); restore the file.") from None
-        name = path[start:].replace(os.sep, "/")
-        listing.append((name, path, seen.st_size))
         look.update(f"{name} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns} {seen.st_ino}\n".encode())
     where = hashlib.sha256(str(base.resolve()).encode()).hexdigest()[:16]
-    memory = place("index", f"{where}-{len(listing)}.json")
+    memory = place("index", f"{where}-{len(files)}.json")
     known = read_json(memory)
     if not fresh and known.get("look") == look.hexdigest():
         return str(known["content"])
+    content = content_hash(base, files, hash_of)
+    # whoever may not write here reads them each time
+    with contextlib.suppress(DataError):
+        write_json(memory, {"base": str(base), "look": look.hexdigest(), "content": content})
+    return content
+
+
+def content_hash(base: Path, files: list[Path], hash_of: Callable[[Path], str] = file_hash) -> str:
+    """The hash of `folder_hash`, of files that are read now."""
     total = hashlib.sha256()
-    for name, path, size in listing:
-        try:
-            total.update(f"{name} {size} {hash_of(Path(path))}\n".encode())
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error.strerror}); restore the file.") from None
-    write_json(memory, {"base": str(base), "look": look.hexdigest(), "content": total.hexdigest()})
+    for name, path in _named(base, files):
+        with _readable(path):
+            total.update(f"{name} {os.stat(path).st_size} {hash_of(Path(path))}\n".encode())
     return total.hexdigest()
+
+
+def _named(base: Path, files: list[Path]) -> Iterator[tuple[str, str]]:
+    """Names below base and paths of files, sorted."""
+    start = len(str(base)) + 1
+    for path in sorted(map(str, files)):
+        yield path[start:].replace(os.sep, "/"), path
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Makes a DataError of an OSError that arises while a file is read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); restore the file.") from None

@@ -83,11 +83,15 @@ class StoredTask(TaskBase, PreparedTask):
                     with cache.new_folder(target) as temporary:
                         for name, array in made.items():
                             np.save(temporary / f"{name}.npy", array, allow_pickle=False)
-                        cache.write_json(temporary / "facts.json", facts)
+                        digest = cache.content_hash(temporary, sorted(temporary.glob("*.npy")))
+                        cache.write_json(temporary / "facts.json", {**facts, "arrays": digest})
+        files = sorted(target.glob("*.npy"))
+        known = cache.read_json(target / "facts.json")
         try:
-            return {
-                path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in sorted(target.glob("*.npy"))
-            }
+            # older versions kept no digest of the arrays
+            if not known or ("arrays" in known and known["arrays"] != cache.folder_hash(target, files)):
+                raise ValueError("the arrays are not those that were made")
+            return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in files}
         except (OSError, ValueError) as error:
             raise DataError(f"{target}: damaged ({error}); call `data prepare --force`.") from None
 

@@ -88,9 +88,9 @@ class LRAPathfinder(StoredTask):
         found = []
         for path in sorted(lists, key=lambda path: int(path.stem)):
             # these files are text, in spite of their ending
-            for number, line in enumerate(path.read_text().splitlines(), start=1):
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
                 words = line.split()
-                if len(words) < 4 or words[3] not in ("0", "1"):
+                if len(words) < 4 or words[3] not in ("0", "1") or "\0" in line:
                     raise DataError(f"{path}: line {number} names no picture and label; restore the file.")
                 found.append((level / words[0] / words[1], int(words[3])))
         if not found:

@@ -1,5 +1,7 @@
 """LRA Image: official pickles, folders of pictures, the grey of Pillow, and the split of S4 and DSS."""
 
+import contextlib
+import io
 import os
 import pickle
 import tarfile
@@ -12,7 +14,7 @@ from PIL import Image
 from subquad.tasks.data import source
 from subquad.tasks.data.cache import file_hash
 from subquad.tasks.data.faults import DataError
-from subquad.tasks.lra.image import BATCHES, CLASSES, LRAImage, grey
+from subquad.tasks.lra.image import BATCHES, CLASSES, LRAImage, _Batch, _bytes_in, grey, read_pictures
 
 
 @pytest.fixture
@@ -118,6 +120,19 @@ def test_a_damaged_batch_is_named(official, damage):
         load(official, "train")
 
 
+def test_a_wrong_byte_in_the_description_of_an_array_does_not_crash():
+    pictures = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+    content = pickle.dumps({b"data": pictures}, protocol=2)
+    start = content.index(b"numpy")
+    for place in range(start, start + 220):
+        # the codes of an object, and of a place in the unpickler's memory that is far away, crash NumPy and pickle
+        for byte in (0, 1, 4, ord("O"), ord("r"), 255, content[place] ^ 1):
+            damaged = io.BytesIO(content[:place] + bytes([byte]) + content[place + 1 :])
+            with contextlib.suppress(Exception):
+                found = _bytes_in(_Batch(damaged, encoding="bytes").load()[b"data"])
+                assert sorted(found.reshape(-1)) == sorted(pictures.reshape(-1))
+
+
 def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(official, tmp_path_factory, use_manifest):
     datasets = pytest.importorskip("datasets")
     hub = tmp_path_factory.mktemp("cifar10") / "plain_text"
@@ -172,6 +187,17 @@ def test_a_bad_picture_is_an_error_that_names_it(pictures, damage, message):
     damage(pictures / "train" / "dog" / "0002.png")
     with pytest.raises(DataError, match=r"dog.0002.png: .*" + message):
         load(pictures, "train")
+
+
+def test_a_wrong_byte_in_the_last_pixels_of_a_picture_is_an_error(tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)).save(path)
+    content = bytearray(path.read_bytes())
+    # before the checksums of the pixels and of their chunk, and the chunk at the end
+    content[-12 - 4 - 4 - 4] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="not a readable picture"):
+        read_pictures([path], 32)
 
 
 def test_an_empty_class_and_a_missing_folder_are_errors(pictures):

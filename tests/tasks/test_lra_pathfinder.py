@@ -76,6 +76,8 @@ def test_few_pictures_and_generated_ones_are_stand_in_data(folder):
         ),
         (lambda level: (level / "imgs" / "2" / "sample_3.png").unlink(), r"sample_3.png: cannot be read"),
         (lambda level: (level / "metadata" / "2.npy").write_text("imgs/2 sample_0.png 0\n"), r"2.npy: line 1 names no"),
+        (lambda level: (level / "metadata" / "2.npy").write_bytes(b"imgs/2 \0 0 1\n"), r"2.npy: line 1 names no"),
+        (lambda level: (level / "metadata" / "2.npy").write_bytes(b"imgs/2 \xff 0 1\n"), r"cannot be read"),
         (lambda level: [path.unlink() for path in (level / "metadata").iterdir()], r"no metadata in"),
     ],
 )

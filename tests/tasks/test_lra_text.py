@@ -104,13 +104,34 @@ def test_arrays_are_made_once_for_each_content_and_length(folder):
     assert made == [64, 32, 64]
 
 
-def test_a_damaged_array_in_the_cache_is_an_error_and_found_by_verify(folder):
+def test_a_damaged_array_in_the_cache_is_an_error(folder):
     task = LRAText(data=folder, length=64)
     task.verify()
     (array,) = cache.place("prepared").glob("*/test.inputs.npy")
-    content = bytearray(array.read_bytes())
-    content[-1] ^= 1
+    content = array.read_bytes()
+    facts = array.with_name("facts.json")
+    for damage in (content[:-1] + bytes([content[-1] ^ 1]), content[:40]):
+        array.write_bytes(damage)
+        with pytest.raises(DataError, match=r"damaged \(the arrays are not .*call `data prepare --force`"):
+            task.arrays()
+    array.unlink()
+    with pytest.raises(DataError, match=r"damaged \(the arrays are not"):
+        task.arrays()
     array.write_bytes(content)
+    task.arrays()
+    facts.write_bytes(b"{")
+    with pytest.raises(DataError, match=r"damaged \(the arrays are not"):
+        task.arrays()
+
+
+def test_arrays_of_before_they_had_a_digest_are_read_and_compared_by_verify(folder):
+    task = LRAText(data=folder, length=64)
+    task.verify()
+    (array,) = cache.place("prepared").glob("*/test.inputs.npy")
+    known = cache.read_json(array.with_name("facts.json"))
+    cache.write_json(array.with_name("facts.json"), {key: known[key] for key in known if key != "arrays"})
+    content = array.read_bytes()
+    array.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match=r"test.inputs in the cache differs"):
         task.verify()
     array.write_bytes(content[:40])

@@ -206,9 +206,15 @@ def test_the_judge_is_the_same_every_time_and_touches_no_generator(task, cache_r
 
 def test_a_damaged_judge_is_named(task, cache_root):
     (path,) = cache_root.rglob("judge.pt")
-    path.write_bytes(b"half")
-    with pytest.raises(DataError, match=r"judge-\w+: damaged \(\w+\); remove this folder"):
-        rows_of(task, "valid")
+    whole = path.read_bytes()
+    # one byte of a weight
+    for content in (
+        b"half",
+        whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :],
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"judge-\w+: damaged \(\w+\); remove this folder"):
+            rows_of(task, "valid")
 
 
 def test_judged_gives_probabilities_of_every_word():

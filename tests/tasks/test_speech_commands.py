@@ -249,6 +249,12 @@ def test_a_bad_recording_is_an_error_that_names_it(official, damage, message):
         SpeechCommands(data=official).fingerprint()
 
 
+def test_a_list_that_is_no_text_is_named(official):
+    (official / "testing_list.txt").write_bytes(b"left/00000003_nohash_\xff.wav")
+    with pytest.raises(ValueError, match=r"testing_list.txt is no text; restore the list"):
+        SpeechCommands(data=official).fingerprint()
+
+
 def test_missing_folders_say_what_to_do(tmp_path, official):
     with pytest.raises(ValueError, match=r"no data; call .*data prepare speech-commands.*or give --data DIR"):
         SpeechCommands().fingerprint()

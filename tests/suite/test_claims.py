@@ -6,11 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from subquad.suite.store.claims import Claims, claim_path, find_claims, read_claim, sweep
-from tests.processes import with_subquad
+from tests.processes import until, with_subquad
 from tests.suite.toy import make_run
 
 
@@ -95,23 +96,38 @@ def test_the_clock_of_the_machine_does_not_matter(tmp_path, run, monkeypatch):
     assert Claims(tmp_path).take(run).host == "node7"
 
 
+def grown_old(path, age_s):
+    """Sets the time of a claim back."""
+    os.utime(path, (time.time() - age_s,) * 2)
+
+
 def test_a_claim_is_renewed_while_its_process_lives(tmp_path, run):
-    with Claims(tmp_path, expiry_s=0.4) as claims:
+    path = path_of(run, tmp_path)
+    # by the default, it would be renewed after 20 seconds
+    with Claims(tmp_path, expiry_s=8.0) as claims:
         claims.take(run)
-        time.sleep(1)
-        assert read_claim(path_of(run, tmp_path)).age_s < 0.4
+        grown_old(path, 7)
+        assert until(lambda: read_claim(path).age_s < 7, seconds=15)
         assert Claims(tmp_path).take(run) is not None
 
 
 @pytest.mark.parametrize("lives", [True, False])
-def test_a_claim_is_renewed_only_while_its_run_gives_signs_of_life(tmp_path, run, lives):
-    with Claims(tmp_path, expiry_s=0.6, silence_s=0.5) as claims:
+def test_a_claim_is_renewed_only_while_its_run_gives_signs_of_life(tmp_path, run, lives, monkeypatch):
+    path, now = path_of(run, tmp_path), [0.0]
+    monkeypatch.setattr("subquad.suite.store.claims.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Claims(tmp_path, expiry_s=0.4, silence_s=10) as claims:
         claims.take(run)
-        for _ in range(20):
-            time.sleep(0.1)
-            if lives:
-                claims.alive(run)
-        assert (Claims(tmp_path).take(run) is None) != lives
+        now[0] = 9
+        if lives:
+            claims.alive(run)
+        now[0] = 18
+        grown_old(path, 1000)
+        if lives:
+            assert until(lambda: read_claim(path).age_s < 1000, seconds=15)
+        else:
+            # five times as long as between two renewals
+            time.sleep(0.5)
+            assert read_claim(path).age_s >= 1000
 
 
 def test_a_claim_that_is_released_while_it_is_renewed_does_not_come_back(tmp_path, run, monkeypatch):

@@ -373,9 +373,10 @@ def test_a_thousand_runs_expand_in_under_two_seconds():
     import time
 
     config = grid(seeds=tuple(range(250)))
-    start = time.perf_counter()
+    # time in which other processes have the processor does not count
+    start = time.process_time()
     assert len(runs(config)) == 1000
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_an_empty_list_means_an_option_that_a_run_leaves_out():

@@ -23,7 +23,8 @@ from subquad.suite.plugins import load_plugin, load_plugins
 from subquad.suite.runner import execute
 from subquad.suite.settings.config import ExperimentConfig, name_plugins
 from subquad.suite.store import storage
-from tests.suite.test_workers import Recording, has_ended, until
+from tests.processes import until
+from tests.suite.test_workers import Recording, has_ended
 
 HOME = Path(__file__).resolve().parents[2]
 EXAMPLE = HOME / "examples" / "my_mixer.py"

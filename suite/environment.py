@@ -54,6 +54,14 @@ def version_of(package: str) -> str:
         return ""
 
 
+def named_commit() -> str:
+    """SUBQUAD_COMMIT, or an empty text. ValueError where it is no commit, which every row would then name."""
+    named = os.environ.get("SUBQUAD_COMMIT", "")
+    if named and not re.fullmatch(r"[0-9a-f]{4,64}(-dirty)?", named):
+        raise ValueError(f"SUBQUAD_COMMIT={named}: expected the hash of a commit, or the hash and -dirty")
+    return named
+
+
 @functools.cache
 def commit(folder: Path = REPOSITORY) -> tuple[str, bool | None]:
     """The commit of the checkout that holds a folder, and whether files differ from it; ("", None) outside a checkout.
@@ -62,7 +70,7 @@ def commit(folder: Path = REPOSITORY) -> tuple[str, bool | None]:
     the file COMMIT that of an installed wheel (`suite.packaging`), which may lie inside a checkout of something else.
     """
     wheel = REPOSITORY / "COMMIT"
-    named = os.environ.get("SUBQUAD_COMMIT") or (wheel.read_text() if wheel.is_file() else None)
+    named = named_commit() or (wheel.read_text() if wheel.is_file() else None)
     if named is not None and folder == REPOSITORY:
         return named.removesuffix("-dirty"), named.endswith("-dirty") if named else None
     if shutil.which("git") is None:

@@ -41,6 +41,7 @@ from subquad.suite.commands.status import status
 from subquad.suite.commands.submissions import submissions_app
 from subquad.suite.commands.submit import submit
 from subquad.suite.commands.weights import weights_app
+from subquad.suite.environment import named_commit
 from subquad.suite.options import reason_of, shortened, visible
 from subquad.suite.store.target import StoreError
 
@@ -138,6 +139,7 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         _refuse_empty(sys.argv[1:] if arguments is None else arguments)
+        named_commit()
         app(args=arguments, obj=repository)
     except SystemExit as end:
         # the library of the command line exits with 1 after an interruption

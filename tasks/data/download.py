@@ -167,7 +167,7 @@ def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> Non
                 _one_transfer(session, file, part, progress)
                 return
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
-                reason = " ".join(str(error).split())[:200]
+                reason = _innermost(error)
             except DataError:
                 raise
             except (requests.RequestException, ValueError, UnicodeError) as error:
@@ -181,6 +181,12 @@ def _transfer(file: File, part: Path, progress: Progress, delay_s: float) -> Non
         f"{file.url}: cannot be reached or broke off {ATTEMPTS} times ({reason}); give the command again later to "
         f"continue, or fetch it yourself and give --from FILE."
     )
+
+
+def _innermost(error: Exception) -> str:
+    """Why a request failed, in one line. The messages around it repeat the address and that there were attempts."""
+    inner = getattr(error.args[0] if error.args else None, "reason", None)
+    return " ".join(str(inner or error).split())[:200]
 
 
 def _one_transfer(session: requests.Session, file: File, part: Path, progress: Progress) -> None:

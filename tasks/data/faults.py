@@ -34,7 +34,7 @@ def needed(module: str, use: str, extra: str) -> Any:
 
 @contextlib.contextmanager
 def disk_faults(path: Path) -> Iterator[None]:
-    """Turns errors of a full disk or a read-only folder into a DataError that says what to do."""
+    """Turns errors of a full disk or of a folder that cannot be written into a DataError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -42,7 +42,8 @@ def disk_faults(path: Path) -> Iterator[None]:
             raise DataError(
                 f"{path}: no space left on the disk; free some, or set SUBQUAD_DATA to a folder on another one."
             ) from None
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        # the last three: a file or an impossible name in place of a folder
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
             raise DataError(
                 f"{path}: cannot be written ({error.strerror}); set SUBQUAD_DATA to a folder of yours."
             ) from None

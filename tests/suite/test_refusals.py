@@ -161,6 +161,14 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(command_line, tmp_path, li
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+def test_a_commit_that_is_none_is_refused_before_rows_could_name_it(command_line, tmp_path, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_COMMIT", "main")
+    done = command_line("run", "quickstart", "--results", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "error: SUBQUAD_COMMIT=main: expected the hash of a commit, or the hash and -dirty\n"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

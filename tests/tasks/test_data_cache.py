@@ -63,6 +63,14 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
         pass
 
 
+def test_a_file_in_place_of_the_folder_of_the_cache_says_what_to_do(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for named in ("file", "file/below"):
+        monkeypatch.setenv("SUBQUAD_DATA", str(tmp_path / named))
+        with pytest.raises(DataError, match=r"cannot be written .*SUBQUAD_DATA"), cache.lock("counter"):
+            pass
+
+
 def _count(root, path, rounds):
     os.environ["SUBQUAD_DATA"] = str(root)
     for _ in range(rounds):

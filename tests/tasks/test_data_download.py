@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +66,17 @@ def test_a_broken_connection_is_continued_where_it_broke(server, tmp_path, facts
     fetch(file_of(server, **facts), tmp_path / "set.tar")
     assert (tmp_path / "set.tar").read_bytes() == CONTENT
     assert server.asked == [None, f"bytes={2**20}-", f"bytes={2**20 + 2**19}-"]
+
+
+def test_an_address_that_nobody_answers_is_named_once(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}/set.tar"
+        with pytest.raises(DataError) as refused:
+            fetch(File(url=address, bytes=None, sha256=None), tmp_path / "set.tar")
+    assert str(refused.value).startswith(f"{address}: cannot be reached or broke off 5 times (")
+    assert "Connection refused" in str(refused.value)
+    assert "Max retries" not in str(refused.value)
 
 
 def test_a_server_without_ranges_sends_all_again(server, tmp_path):

@@ -9,10 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, is_whole
+from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan
 from subquad.kernels.delta_rule.triton.segments import (
     ENDS,
-    Segments,
     cut_time,
     first_state,
     near_chunks,
@@ -21,9 +20,10 @@ from subquad.kernels.delta_rule.triton.segments import (
     store_last_state,
 )
 from subquad.kernels.delta_rule.triton.tiles import load_row, load_rows, solve, store_rows, store_state, two_term_dot
-from subquad.kernels.gated_linear_attention.triton.plan import EndStates, PositionStrides, group_size, planned
+from subquad.kernels.delta_rule.triton.walk import walk_plan
+from subquad.kernels.gated_linear_attention.triton.plan import EndStates, PositionStrides
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
-from subquad.kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.launch import launch
 
 _ENDS = tl.constexpr(ENDS)
 
@@ -145,38 +145,6 @@ def _back_kernel(
     store_last_state(b_dstate, ends, last, i_v, i_bh, i_segment, num_bh, K, V, BK, BV, PART)
 
 
-@planned
-def _back_plan(
-    plan: Plan,
-    shape: tuple[int, ...],
-    groups: int,
-    value_dim: int,
-    strides: PositionStrides,
-    segments: Segments,
-    part: int,
-    by_rows: bool,
-    plain: bool,
-) -> LaunchPlan:
-    """The plan of one part. by_rows: no decay is that of a channel.   plain: values have keys of their own."""
-    batch, length, heads, key_dim = shape
-    tile = back_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
-    num_v = cdiv(value_dim, tile.block_v)
-    sizes = (key_dim, tile.block_k), (value_dim, tile.block_v)
-    return LaunchPlan(
-        (plan.num_sequences(batch) * heads * num_v, segments.count - (part == ENDS)),
-        T=length,
-        num_t=plan.num_chunks(length),
-        scale=plan.scale,
-        num_walked=segments.num_walked,
-        num_v=num_v,
-        **strides.arguments("q k do"),
-        GROUP=group_size(heads, groups),
-        PART=part,
-        WHOLE=by_rows and is_whole(plan, length, *sizes, strides=strides),
-        **plan.constants(tile, heads, key_dim, value_dim),
-    )
-
-
 def delta_back(
     plan: Plan,
     *,
@@ -210,8 +178,8 @@ def delta_back(
     for part in segments.parts:
         writes = part != ENDS
         launch(
-            _back_kernel, _back_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain), q=q,
-            k=k, do=do, inverse=factors.inverse, inverse_low=factors.inverse_low, scores=factors.scores,
+            _back_kernel, walk_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain, True),
+            q=q, k=k, do=do, inverse=factors.inverse, inverse_low=factors.inverse_low, scores=factors.scores,
             decay=factors.decay, row_in=factors.row_in, row_out=factors.row_out, k_out=factors.k_out,
             reach=None if writes else factors.reach, plain_scores=factors.plain_scores if writes else None,
             plain_system=factors.plain_system if writes else None, plain_out=factors.plain_out if writes else None,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan, ends_tile, is_whole, walk_tile
+from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, ends_tile, is_whole, walk_tile
 from subquad.kernels.delta_rule.triton.segments import (
     ENDS,
     Segments,
@@ -166,7 +166,7 @@ def _walk_kernel(
 
 
 @planned
-def _walk_plan(
+def walk_plan(
     plan: Plan,
     shape: tuple[int, ...],
     groups: int,
@@ -176,15 +176,22 @@ def _walk_plan(
     part: int,
     by_rows: bool,
     plain: bool,
+    back: bool,
 ) -> LaunchPlan:
-    """The plan of one part. by_rows: no decay is that of a channel.   plain: values have keys of their own."""
+    """The plan of one part of `_walk_kernel` or, with `back`, of `_back_kernel`.
+
+    by_rows: no decay is that of a channel.   plain: values have keys of their own.
+    """
     batch, length, heads, key_dim = shape
     choose = {"by_rows": by_rows, "plain": plain}
-    tile = ends_tile(plan, key_dim, value_dim, **choose).tile
-    if part != ENDS:
+    if back:
+        tile = back_tile(plan, key_dim, value_dim, **choose)
+    elif part == ENDS:
+        tile = ends_tile(plan, key_dim, value_dim, **choose).tile
+    else:
         tile = walk_tile(plan, key_dim, value_dim, **choose)
     num_v = cdiv(value_dim, tile.block_v)
-    if part == ENDS and segments.count > 2:
+    if part == ENDS and segments.count > 2 and not back:
         num_v += cdiv(key_dim, tile.block_v)
     sizes = (key_dim, tile.block_k), (value_dim, tile.block_v)
     return LaunchPlan(
@@ -194,7 +201,7 @@ def _walk_plan(
         scale=plan.scale,
         num_walked=segments.num_walked,
         num_v=num_v,
-        **strides.arguments("q k v"),
+        **strides.arguments("q k do" if back else "q k v"),
         GROUP=group_size(heads, groups),
         PART=part,
         WHOLE=by_rows and is_whole(plan, length, *sizes, strides=strides),
@@ -238,8 +245,8 @@ def delta_walk(
     for part in segments.parts:
         writes = part != ENDS
         launch(
-            _walk_kernel, _walk_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain), q=q,
-            k=k, v=v, inverse=factors.inverse, inverse_low=factors.inverse_low, scores=factors.scores,
+            _walk_kernel, walk_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain, False),
+            q=q, k=k, v=v, inverse=factors.inverse, inverse_low=factors.inverse_low, scores=factors.scores,
             decay=factors.decay, row_in=factors.row_in, row_out=factors.row_out, k_out=factors.k_out,
             reach=None if writes else factors.reach, plain_scores=factors.plain_scores if writes else None,
             plain_system=factors.plain_system, plain_out=factors.plain_out, o=o if writes else None,

@@ -41,6 +41,12 @@ def _load(p, o, m):
 
 
 @triton.jit
+def _at_least(b_x, least):
+    """The larger one of both; NaN stays."""
+    return tl.maximum(b_x, least, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _steps_fwd_kernel(
     x, bias, rate, share, dt, log_decay, write, own,
     R, T, H, x_stride, rate_stride, share_stride, least,
@@ -56,7 +62,7 @@ def _steps_fwd_kernel(
     if share is None:
         b_rate = _load(rate, o_h, o_h < H)
     else:
-        b_rate = tl.maximum(softplus(_load(rate, o_r * rate_stride + o_h, m), PRECISE), least)
+        b_rate = _at_least(softplus(_load(rate, o_r * rate_stride + o_h, m), PRECISE), least)
         b_own = sigmoid(_load(share, o_r * share_stride + o_h, m), PRECISE) * b_dt
         m_next = m & (o_r % T + 1 < T)
         b_next = softplus(_load(x, (o_r + 1) * x_stride + o_h, m_next) + b_bias, PRECISE)
@@ -90,11 +96,11 @@ def _steps_bwd_kernel(
     else:
         b_rate = _load(rate, o_r * rate_stride + o_h, m)
         b_size = softplus(b_rate, PRECISE)
-        b_drate = tl.where(b_size >= least, -b_dlog * b_dt * sigmoid(b_rate, PRECISE), 0.0)
+        b_drate = tl.where(b_size < least, 0.0, -b_dlog * b_dt * sigmoid(b_rate, PRECISE))
         b_now = sigmoid(_load(share, o_r * share_stride + o_h, m), PRECISE)
         b_both = _load(dwrite, o_y, m) + _load(down, o_y, m)
         b_before = _load(dwrite, o_y - H, m & (o_r % T > 0))
-        b_ddt += b_both * b_now + b_before * (1.0 - b_now) - b_dlog * tl.maximum(b_size, least)
+        b_ddt += b_both * b_now + b_before * (1.0 - b_now) - b_dlog * _at_least(b_size, least)
         b_dshare = (b_both - b_before) * b_dt * b_now * (1.0 - b_now)
         tl.store(drate + o_y, b_drate.to(drate.dtype.element_ty), mask=m)
         tl.store(dshare + o_y, b_dshare.to(dshare.dtype.element_ty), mask=m)

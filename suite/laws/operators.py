@@ -188,6 +188,32 @@ def parts_equal_the_whole(operator: Operator) -> None:
             )
 
 
+def what_is_not_a_number_lasts(operator: Operator) -> None:
+    """A NaN in one input of a recurrence, half-way, reaches all outputs that it reaches in the reference, and the state.
+
+    Some element of the state is NaN then; an exponent beside it need not be.
+    """
+    states = operator.workload.states
+    if not states:
+        raise NotApplicable("it has no state")
+    for call in operator.once(1):
+        inputs = operator.rounded(call)
+        for name, x in inputs.items():
+            if not is_float(x):
+                continue
+            spoilt, axis = x.clone(), operator.workload.time.get(name)
+            spoilt[tuple(size // 2 if i == axis else 0 for i, size in enumerate(x.shape))] = torch.nan
+            given = {**inputs, name: spoilt}
+            found = operator.forward(call, given)
+            exact = outputs_of(operator.workload.reference(**_in(given, torch.float64)))
+            for i, (y, wanted) in enumerate(zip(found, exact, strict=True)):
+                finite = y.cpu().isfinite()
+                if i > 0 and i >= len(found) - len(states):
+                    finite = finite.all()
+                lost = wanted.isnan() & finite
+                assert not lost.any(), f"{call}: a NaN in {name} is lost in {int(lost.sum())} elements of output {i}"
+
+
 def few_elements_are_enough(operator: Operator) -> None:
     """A single position is right; none, or a batch without a sequence, has an empty result or is refused in words."""
     for call in operator.once(1):
@@ -438,6 +464,7 @@ LAWS: tuple[Callable[[Operator], None], ...] = (
     the_reference_has_the_right_gradients,
     the_future_is_not_seen,
     parts_equal_the_whole,
+    what_is_not_a_number_lasts,
     few_elements_are_enough,
     calls_repeat_and_leave_their_inputs_alone,
     results_need_no_gradients,

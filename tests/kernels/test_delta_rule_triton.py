@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from functools import partial
 
 import pytest
@@ -282,6 +283,13 @@ def fading_inputs() -> dict:
     return inputs
 
 
+def all_fading_inputs() -> dict:
+    """These, in float32, with a decay by which both heads fade everywhere."""
+    inputs = {name: x.float() if isinstance(x, Tensor) else x for name, x in fading_inputs().items()}
+    inputs["log_decay"] -= 0.5
+    return inputs
+
+
 @pytest.mark.parametrize("beta", [None, 2.5, -0.5])
 def test_segments_leave_out_what_has_faded_and_only_that(beta, monkeypatch):
     """Three segments of four chunks equal one. States fade; or one key with b = 2.5 or b = -0.5, which multiplies what
@@ -305,16 +313,38 @@ def test_segments_leave_out_what_has_faded_and_only_that(beta, monkeypatch):
         assert relative_error(in_segments.detach(), whole.detach().double())[0] < 1e-4
 
 
-def test_a_key_that_is_nan_does_not_fade(monkeypatch):
-    """A key that is NaN reaches the next segment, though the end of its own one would not notice its chunk."""
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["k", "beta", "log_decay", "initial_state"])
+def test_what_is_not_finite_does_not_fade(name, value, count, monkeypatch):
+    """It reaches all later segments, though the end of its own one would not notice its chunk, nor they its state."""
     impl = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
-    for name in ("walk", "back", "autograd"):
-        monkeypatch.setattr(f"subquad.kernels.delta_rule.triton.{name}.cut_time", lambda *_: impl.Segments(3, 4))
-    inputs = on_device(fading_inputs())
-    inputs["k"][0, 20, 0, 0] = float("nan")
-    o, _ = in_triton(chunk=16)(**inputs)
-    assert o[0, 20:128, 0].isnan().all()
-    assert not o[0, :, 1].isnan().any()
+    for module in ("walk", "back", "autograd"):
+        cut = impl.Segments(count, 12 // count)
+        monkeypatch.setattr(f"subquad.kernels.delta_rule.triton.{module}.cut_time", lambda *_, cut=cut: cut)
+    inputs = all_fading_inputs()
+    inputs[name][0, 0 if name == "initial_state" else 20, 0] = value
+    found = in_triton(chunk=16)(**on_device(inputs))
+    expected = delta_rule_reference(**inputs)
+    for x, y in zip(found, expected, strict=True):
+        assert y.isnan().any()
+        assert x.cpu()[y.isnan()].isnan().all()
+    assert not found[0][0, :, 1].isnan().any()
+
+
+def test_a_gradient_that_is_nan_does_not_fade(monkeypatch):
+    """That of the final state reaches the first position, through segments that leave out what comes after them."""
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
+    for module in ("walk", "back", "autograd"):
+        monkeypatch.setattr(f"subquad.kernels.delta_rule.triton.{module}.cut_time", lambda *_: impl.Segments(3, 4))
+    inputs = on_device(all_fading_inputs())
+    inputs["v"].requires_grad_()
+    _, final = in_triton(chunk=16)(**inputs)
+    gradient = torch.zeros_like(final)
+    gradient[0, 0, 0, 3] = math.nan
+    (dv,) = torch.autograd.grad(final, inputs["v"], gradient)
+    assert torch.equal(dv.isnan().nonzero()[:, 2:].unique(dim=0).cpu(), torch.tensor([[0, 3]]))
+    assert dv[0, :, 0, 3].isnan().all()
 
 
 @pytest.mark.parametrize(

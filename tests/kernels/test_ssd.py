@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 from subquad.kernels.gated_linear_attention.triton.plan import Planner, Tile, Tuning
 from subquad.kernels.launch import CompileOptions
 from subquad.kernels.layout import parts_of_one
-from subquad.kernels.ssd import ssd, triton
+from subquad.kernels.ssd import ssd, ssd_steps, triton
 from subquad.kernels.ssd.reference import ssd_reference
 from subquad.kernels.ssd.workloads import KEEP, make_inputs
 from subquad.suite.laws.accuracy import assert_matches_reference
@@ -85,3 +85,11 @@ def test_a_recorded_final_state_may_be_changed_in_place():
     (expected,) = torch.autograd.grad(state.square().sum(), tensors["v"], retain_graph=True)
     (found,) = torch.autograd.grad(state.mul_(2).square().sum() / 4, tensors["v"])
     torch.testing.assert_close(found, expected)
+
+
+def test_a_rate_that_is_nan_is_not_taken_for_the_least():
+    x, rate, share = (torch.zeros(1, 3, 2, device=DEVICE) for _ in range(3))
+    rate[0, 1, 1] = torch.nan
+    for backend in ("torch", "triton"):
+        _, log_decay, *_ = ssd_steps(x, torch.zeros(2, device=DEVICE), rate, share, least=0.1, backend=backend)
+        assert log_decay.isnan().nonzero().tolist() == [[0, 1, 1]]

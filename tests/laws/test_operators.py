@@ -193,6 +193,7 @@ def test_a_right_operator_breaks_no_law():
         (lambda x, **rest: running_mean(Wrong.apply(x), **rest), "results_are_those", "gradient of x: rms"),
         (detached_state, "results_are_those", "gradient of x"),
         (forgotten, "parts_equal_the_whole", "in two parts: output 0"),
+        (lambda x, **rest: running_mean(x.nan_to_num(), **rest), "what_is_not_a_number", "a NaN in x is lost in"),
         (by_storage, "inputs_may_have_any_memory", "output 0"),
         (unwritten, "no_memory_is_read_before", "not finite"),
         (wide, "results_have_one_dtype", "float64"),

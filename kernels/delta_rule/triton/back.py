@@ -78,7 +78,8 @@ def _back_kernel(
     stop = tl.minimum(begin + num_walked, num_own)
     if PART == _ENDS and reach is not None:
         num_near, vanishes = near_chunks(reach + i_bh * num_t, begin, stop, True)
-        b_dstate = tl.where(vanishes, 0.0, b_dstate)
+        # NaN where the gradient is infinite or NaN, which does not vanish
+        b_dstate = tl.where(vanishes, 0.0 * b_dstate, b_dstate)
         stop = begin + num_near
     for i in range(begin, stop):
         i_t = i_first + begin + stop - 1 - i

@@ -14,9 +14,10 @@ With a decay of a head, what a segment keeps of the state at its start often van
 norm of the matrix of every chunk, a product of a_t (I - b_t k_t k_t^T), by exp(`reach`), the product of
 a_t max(1, |1 - b_t |k_t|^2|). Where the bounds of a segment multiply to at most exp(VANISHED), half a unit in the last
 place of float32, T_s is taken as zero, no program walks over the columns of its identity, and E_s is found from as many
-of the last chunks (of the first ones for gradients) as this takes. Where b or k is NaN or infinite, so is the bound,
-and nothing of the segment is left out. Later segments leave out a state that is NaN as any other that vanishes; the
-outputs before them show it.
+of the last chunks (of the first ones for gradients) as this takes. Where b, k or the decay is NaN or b or k infinite,
+the bound is not finite, and nothing of the segment is left out. A state that is NaN or infinite does not vanish either:
+it makes the states at the ends of later segments NaN. Only a value of v (or a gradient of o) that is NaN in a chunk
+that is left out ends with its segment: no kernel reads it before the second walk, whose outputs show it.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -167,9 +168,10 @@ def _starts_kernel(
             b_matrix = tl.load(p_matrix + (o_k[:, None] * K + o_k[None, :]), mask=m_pair, other=0.0)
             b_right = as_operand(b_state, tl.float32, PRECISION)
             b_state = tl.dot(b_matrix, b_right, b_end, input_precision=PRECISION)
-            tl.store(ends + i * num_bh * K * V, b_state, mask=m_state)
         else:
-            b_state = b_end
+            # what is infinite or NaN does not vanish: zero times it is NaN
+            b_state = b_end + 0.0 * b_state
+        tl.store(ends + i * num_bh * K * V, b_state, mask=m_state)
         b_end = b_next
 
 

@@ -78,7 +78,8 @@ def _walk_kernel(
                 tl.store(vanished + i_segment * num_bh + i_bh, vanishes.to(tl.int32))
             if vanishes & (i_v * BV >= V):
                 return
-            b_state = tl.where(vanishes, 0.0, b_state)
+            # NaN where the state is infinite or NaN, which does not vanish
+            b_state = tl.where(vanishes, 0.0 * b_state, b_state)
             begin = stop - num_near
         # the blocks behind those of V start from columns of the identity
         b_state += (o_v[:, None] - tl.cdiv(V, BV) * BV == o_k[None, :]).to(tl.float32)

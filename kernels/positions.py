@@ -10,6 +10,8 @@ from torch import Tensor
 
 from subquad.kernels.checks import check_shapes
 
+LARGEST_LOG = 80.0
+"""e^80 has room in float32, and nothing is left of a state that decays at such a rate."""
 BLOCK = 128
 """`running_sum` adds this many positions one after the other."""
 
@@ -34,6 +36,14 @@ def running_sum(x: Tensor) -> Tensor:
 def at_least_float32(x: Tensor) -> Tensor:
     """x in float32 or wider. Under autocast, states, decays, step sizes and norms need this precision."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def bounded_exp(log: Tensor, most: float = LARGEST_LOG) -> Tensor:
+    """e^log of a step size or rate, in float32 or wider, but at most e^most.
+
+    A diagonal system has a limit for long steps, which it reaches far below, and infinity times zero is NaN.
+    """
+    return at_least_float32(log).clamp(max=most).exp()
 
 
 def check_positions(

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from subquad.kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
 from subquad.kernels.ssm_kernel import ssm_kernel
 from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.casts import at_least_float32, bounded_exp
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.finite_filter import FiniteFilter
 from subquad.models.parts.mixer import Mixer
@@ -102,11 +102,11 @@ class DSS(Mixer):
 
     def _system(self) -> tuple[Tensor, None, Tensor, Tensor]:
         real = at_least_float32(self.Lambda_re)
-        real = real if self.variant == "dss-softmax" else -torch.exp(real)
+        real = real if self.variant == "dss-softmax" else -bounded_exp(real)
         imaginary = at_least_float32(self.Lambda_im)
         eigenvalues = torch.complex(real, imaginary)
         W = torch.view_as_complex(at_least_float32(self.W))
-        dt = at_least_float32(self.log_dt).exp() * self.step_scale
+        dt = bounded_exp(self.log_dt) * self.step_scale
         if not self.separate_dt:
             return eigenvalues, None, W, dt
         dt, dt_imaginary = dt.unbind(-1)

@@ -41,7 +41,7 @@ from torch.utils.checkpoint import checkpoint
 from subquad.kernels.cauchy import cauchy, elements_per_point
 from subquad.kernels.fft_conv import fft_conv
 from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.casts import at_least_float32, bounded_exp
 from subquad.models.parts.hippo import RANKS, Measure, diagonal_less_low_rank
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.time_axis import LeftPadding, blank
@@ -49,6 +49,9 @@ from subquad.models.s4d import SSMLayer, State, check_ssm, fill_log_uniform
 from subquad.suite.bounds import Positive, Width
 from subquad.suite.contracts import TaskSpec
 
+LARGEST_LOG = 20.0
+"""Bound of log(dt) and log(-Re(Lambda)). (dt Lambda)^2 has room in float32, and longer steps and faster decays move
+outputs by less than a rounding."""
 MIN_DECAY = 1e-4
 """Least -Re(Lambda) at the start."""
 DAMPING = 2.0
@@ -110,9 +113,9 @@ class S4Kernel(Mixer):
         nn.init.normal_(self.D)
 
     def _system(self) -> System:
-        Lambda = torch.complex(-torch.exp(at_least_float32(self.log_A_real)), at_least_float32(self.A_imag))
+        Lambda = torch.complex(-bounded_exp(self.log_A_real, LARGEST_LOG), at_least_float32(self.A_imag))
         P, B = (torch.view_as_complex(at_least_float32(m)) for m in (self.P, self.B))
-        dt = torch.exp(at_least_float32(self.log_dt)) * self.step_scale
+        dt = bounded_exp(self.log_dt, LARGEST_LOG) * self.step_scale
         return System(Lambda, P, B, dt)
 
     def _maps(self) -> Tensor:

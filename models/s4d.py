@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from subquad.kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
 from subquad.kernels.ssm_kernel import ssm_kernel
 from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.casts import as_autocast, at_least_float32
+from subquad.models.parts.casts import as_autocast, at_least_float32, bounded_exp
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.time_axis import LeftPadding, blank
@@ -139,10 +139,10 @@ class DiagonalSSM(Mixer):
         nn.init.normal_(self.D)
 
     def _system(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        A = -torch.exp(at_least_float32(self.log_A_real))
+        A = -bounded_exp(self.log_A_real)
         if self.A_imag is not None:
             A = torch.complex(A, at_least_float32(self.A_imag))
-        dt = torch.exp(at_least_float32(self.log_dt)) * self.step_scale
+        dt = bounded_exp(self.log_dt) * self.step_scale
         B, C = None if self.B is None else self._map(self.B), self._map(self.C)
         return A.expand(self.log_dt.shape[0], -1), B, C, dt
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.checks import Allowed, check_shapes
+from subquad.kernels.positions import bounded_exp
 
 
 class ContinuousSystem(NamedTuple):
@@ -46,10 +47,10 @@ class DiagonalSystem(NamedTuple):
 
     def continuous(self, dtype: torch.dtype, dt_scale: float) -> ContinuousSystem:
         """The same system with A and dt computed in a real dtype and dt multiplied by dt_scale."""
-        A = torch.complex(-torch.exp(self.log_A_real.to(dtype)), self.A_imag.to(dtype))
+        A = torch.complex(-bounded_exp(self.log_A_real.to(dtype)), self.A_imag.to(dtype))
         B = None if self.B is None else torch.view_as_complex(self.B.to(dtype))
         C = torch.view_as_complex(self.C.to(dtype))
-        return ContinuousSystem(A, B, C, torch.exp(self.log_dt.to(dtype)) * dt_scale, self.skip)
+        return ContinuousSystem(A, B, C, bounded_exp(self.log_dt.to(dtype)) * dt_scale, self.skip)
 
     def check(self, op: str, width: int, num_states: int) -> None:
         """Raises ValueError where a parameter has not the shape that a state [B, width, num_states] asks for."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from subquad.kernels import positions
 from subquad.kernels.ssm_kernel import discretize
 
+LARGEST_LOG = tl.constexpr(positions.LARGEST_LOG)
 SOFTMAX_EPS = tl.constexpr(discretize.SOFTMAX_EPS)
 
 
@@ -183,6 +185,12 @@ def softmax_gradient(
 
 
 @triton.jit
+def _bounded_exp(b_log):
+    """e^log in float64, at most e^LARGEST_LOG, as `positions.bounded_exp`; NaN stays."""
+    return tl.exp(tl.minimum(b_log.to(tl.float64), LARGEST_LOG, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
 def load_system(
     log_dt, log_A_real, A_imag, B, C, o_d, o_n, D, A_stride_d, dt_scale,
     N: tl.constexpr, FACTOR: tl.constexpr, RULE: tl.constexpr,
@@ -194,9 +202,9 @@ def load_system(
     """
     m_d = o_d < D
     m_n = m_d[:, None] & (o_n < N)[None, :]
-    b_dt = (tl.exp(tl.load(log_dt + o_d, mask=m_d, other=0.0).to(tl.float64)) * dt_scale)[:, None]
+    b_dt = (_bounded_exp(tl.load(log_dt + o_d, mask=m_d, other=0.0)) * dt_scale)[:, None]
     o_a = o_d[:, None] * A_stride_d + o_n[None, :]
-    z_re = -b_dt * tl.exp(tl.load(log_A_real + o_a, mask=m_n, other=0.0).to(tl.float64))
+    z_re = -b_dt * _bounded_exp(tl.load(log_A_real + o_a, mask=m_n, other=0.0))
     z_im = b_dt * tl.load(A_imag + o_a, mask=m_n, other=0.0).to(tl.float64)
     a_re, a_im = abar(z_re, z_im, RULE)
     if RULE == "dss-exp-no-scale":

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.autograd import Function
+from subquad.kernels.positions import LARGEST_LOG as LARGEST_LOG
 from subquad.kernels.positions import at_least_float32 as at_least_float32
+from subquad.kernels.positions import bounded_exp as bounded_exp
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
@@ -29,18 +31,13 @@ def as_autocast(x: Tensor) -> Tensor:
     return x.to(autocast_dtype(x))
 
 
-LARGEST_LOG = 80.0
-"""e^80 has room in float32, and nothing is left of a state that decays at such a rate."""
-
-
 def rate_of(log: Tensor) -> Tensor:
     """The rate e^log, in float32 or wider. Its gradient is finite for every log.
 
     A rate that overflows decays a state to exactly zero, so outputs are finite, but the gradient is zero times
     infinity. Hence the log is bounded where gradients are recorded, at which outputs are the same.
     """
-    wide = at_least_float32(log)
-    return (wide.clamp(max=LARGEST_LOG) if torch.is_grad_enabled() else wide).exp()
+    return bounded_exp(log) if torch.is_grad_enabled() else at_least_float32(log).exp()
 
 
 class CastAll(Function):

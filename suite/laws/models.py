@@ -7,6 +7,7 @@ what its parallel form computes, that it keeps as much as it says, and that its 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -318,7 +319,8 @@ ENDS = (89.0, -104.0)
 def ends_of_ranges_are_seen(config: Any, **options: Any) -> None:
     """Finite outputs have finite gradients also where a parameter is so extreme that exponentials overflow.
 
-    What is not finite in the outputs is seen in the loss, and what is not finite in the gradients alone is not.
+    What is not finite in the outputs is seen in the loss, and what is not finite in the gradients alone is not. A
+    parameter at whose end double precision has finite outputs has them in float32 too.
     """
     model, inputs = _in_float32(config, options), make_inputs(TOKENS, 20, 2)
     tried = set()
@@ -335,6 +337,8 @@ def ends_of_ranges_are_seen(config: Any, **options: Any) -> None:
             model.zero_grad()
             loss = model(inputs).square().mean()
             if not torch.isfinite(loss):
+                wide = copy.deepcopy(model).double()(inputs).square().mean()
+                assert not torch.isfinite(wide), f"where all of {key} is {value}, outputs are finite in float64 alone"
                 continue
             loss.backward()
             for other, found in model.named_parameters():

@@ -53,6 +53,21 @@ def test_shared_eigenvalues_a_trained_B_another_rate_and_no_pairs(backend, rule)
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_step_longer_than_float32_has_room_for_has_its_limit(backend, rule):
+    """e^89 and e^800 are infinite in float32 and in float64, and infinity times zero is NaN."""
+    step, results = with_state(partial(lti_ssm_step, backend=backend)), []
+    for log_dt in (60.0, 89.0, 800.0):
+        given = inputs(2, 3, 4, rule=rule, dtype=torch.float32)
+        given["log_dt"][:2] = log_dt
+        given["log_A_real"][1, 0] = log_dt
+        results.append(step(**{name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in given.items()}))
+    for found in results[1:]:
+        for x, limit in zip(found, results[0], strict=True):
+            torch.testing.assert_close(x, limit, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_views_are_read_and_a_state_with_any_strides_is_updated_in_place(backend):
     streams = torch.randn(4, 3, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     given = inputs(4, 10, 3)

@@ -189,7 +189,7 @@ def parts_equal_the_whole(operator: Operator) -> None:
 
 
 def what_is_not_a_number_lasts(operator: Operator) -> None:
-    """A NaN in one input of a recurrence, half-way, reaches all outputs that it reaches in the reference, and the state.
+    """A NaN half-way in one input of a recurrence reaches all outputs that it reaches in the reference, and the state.
 
     Some element of the state is NaN then; an exponent beside it need not be.
     """

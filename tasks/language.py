@@ -21,6 +21,7 @@ import torch
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.suite.store.documents import read_tokenizer
 from subquad.tasks.base import SPLITS, Array, token_dtype
 from subquad.tasks.data import DataError, NoDataError, cache, find, needed
 from subquad.tasks.data.overlap import shared_bytes
@@ -157,14 +158,11 @@ class LanguageTask(PlannedTask):
     def given_tokenizer(self) -> Any:
         """Loads the file `tokenizer`. DataError where it cannot be read or has more tokens than `vocab_size`."""
         assert self.tokenizer is not None
-        library = _tokenizers()
+        _tokenizers()
         try:
-            found = library.Tokenizer.from_str(self.tokenizer.read_text())
-        except Exception as error:
-            reason = " ".join(str(error).split())[:100]
-            raise DataError(
-                f"{self.name}: {self.tokenizer} is no tokenizer.json that can be read ({reason})."
-            ) from None
+            found = read_tokenizer(self.tokenizer)
+        except ValueError as error:
+            raise DataError(f"{self.name}: {error}.") from None
         if found.get_vocab_size() > self.vocab_size:
             raise DataError(
                 f"{self.name}: {self.tokenizer} has {found.get_vocab_size()} tokens, more than "
@@ -355,6 +353,9 @@ def plain_text(path: Path) -> bytes:
             except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
                 raise DataError(f"{path}: damaged ({error}); fetch it again.") from None
             break
+    else:
+        if path.suffix.lower() in (".gz", ".bz2", ".xz"):
+            raise DataError(f"{path}: not packed, as its name says; fetch it again, or give it the name of a text.")
     for start, kind in NO_TEXT.items():
         if content.startswith(start):
             raise DataError(f"{path}: no text but {kind}; give its text.")

@@ -152,16 +152,13 @@ def _error(error: float | None) -> str:
 def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode, int | None]:
     """The functions from text to tokens and back, and the token of the end of a text, where there is one."""
     from subquad.suite.harness import END_TOKENS
+    from subquad.suite.store.documents import read_tokenizer
 
     if tokenizer is not None:
         try:
-            from tokenizers import Tokenizer
+            made = read_tokenizer(tokenizer)
         except ImportError:
             raise ValueError(f"--tokenizer needs tokenizers; install the extra: {with_extra('data')}.") from None
-        try:
-            made = Tokenizer.from_file(str(tokenizer))
-        except Exception as error:
-            raise ValueError(f"--tokenizer {tokenizer}: {' '.join(str(error).split())[:120]}") from None
         ends = [made.token_to_id(name) for name in END_TOKENS]
         end = next((token for token in ends if token is not None), None)
         return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode, end

@@ -1,4 +1,4 @@
-"""The JSON in rows, read once for all readers: settings of a run, operators that it used, and how it ended.
+"""The JSON in rows and files, read once for all readers: settings of a run, operators that it used, how it ended.
 
 Whatever a stranger has written there, the answer is a checked value or a ValueError of one sentence.
 """
@@ -142,6 +142,23 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_tokenizer(path: Path) -> Any:
+    """The tokenizer in a file `tokenizer.json`. ValueError, which begins with its path, where there is none.
+
+    ImportError where the library `tokenizers` is missing.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    # where the library's Rust panics, what it raises is no Exception
+    except BaseException as error:
+        reason = " ".join(str(error).split())[:100]
+        raise ValueError(f"{path}: no tokenizer.json that can be read ({reason}); name another file") from None
 
 
 def _object_in(text: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import bz2
 import codecs
 import gzip
+import json
 import lzma
 import math
 
@@ -323,6 +324,7 @@ def test_a_text_in_another_form_is_the_same_text(tmp_path, name, packed):
         ("book.csv.gz", gzip.compress(b"text\nword\n" * 40), "a table or an archive that is packed; unpack it"),
         ("book.tar.gz", gzip.compress(bytes(600)), "a table or an archive that is packed; unpack it"),
         ("book.txt.gz", gzip.compress(b"word " * 999)[:-9], "damaged"),
+        ("book.txt.gz", b"\x1f\x8a" + gzip.compress(b"word " * 999)[2:], "not packed, as its name says"),
         ("book.txt", codecs.BOM_UTF16_LE + b"a\0b", "damaged UTF-16"),
     ],
     # gzip writes the time, and every process must collect the same names
@@ -339,6 +341,18 @@ def test_byte_pairs_of_a_text_in_latin_1_are_refused(tmp_path):
     (tmp_path / "book.txt").write_bytes("caf\u00e9 au lait\n".encode("latin-1") * 99)
     with pytest.raises(DataError, match=r"the train text is not UTF-8 \(89 characters are not\); convert it"):
         TextFile(data=tmp_path, length=16, vocabulary="bpe", vocab_size=260).arrays()
+
+
+def test_a_tokenizer_at_which_its_library_panics_is_refused(tmp_path):
+    (tmp_path / "book.txt").write_text(TEXT * 99)
+    place = tmp_path / "tokenizer.json"
+    _of_byte_pairs(pytest.importorskip("tokenizers"), []).save(str(place))
+    facts = json.loads(place.read_text())
+    # half of the merge is shorter than the prefix that it should have
+    facts["model"] |= {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]], "continuing_subword_prefix": "##"}
+    place.write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=r"tokenizer.json: no tokenizer.json that can be read"):
+        TextFile(data=tmp_path, vocabulary="file", vocab_size=400, tokenizer=place).given_tokenizer()
 
 
 def test_hidden_documents_are_no_documents(tmp_path):

@@ -56,6 +56,11 @@ SPEED = ("model", "speed")
 """Sections of a grid that times models."""
 
 
+def _in_a_line(text: str) -> str:
+    """The text without line breaks, because it becomes a part of messages."""
+    return " ".join(text.split())
+
+
 def _checked_axis(values: list[Any]) -> list[Any]:
     """The values of an axis, of which a mapping has dotted keys."""
     for value in values:
@@ -123,7 +128,7 @@ class ExperimentConfig(Config):
     scales: dict[str, Scale] = Field(default={"paper": {}}, min_length=1)
     """Name of a protocol size, which is a folder of results, to overrides by dotted key; `seeds` and `sweep` may stand
     there too. The first scale is the default, and every scale but `paper` is reduced."""
-    cannot_run: dict[str, str] = Field(default_factory=dict)
+    cannot_run: dict[str, Annotated[str, AfterValidator(_in_a_line)]] = Field(default_factory=dict)
     """Name of a scale that cannot run here to the reason."""
     table: TableSpec | None = None
     figure: FigureSpec | None = None

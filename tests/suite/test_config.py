@@ -10,7 +10,7 @@ import pytest
 from subquad.models import MODELS
 from subquad.suite.options import alternatives, parse, seeds_in
 from subquad.suite.settings.config import ExperimentConfig, load_experiment
-from subquad.suite.settings.grid import expand, lookup, same
+from subquad.suite.settings.grid import expand, lookup, refuse, same
 from subquad.suite.training.config import TrainConfig
 from tests.suite.toy import RESOLVER, ToyConfig, make_run
 
@@ -29,6 +29,12 @@ def grid(**changes):
 
 def runs(config=None, resolver=RESOLVER, **options):
     return expand("toy/test", config or grid(), resolver, **options)
+
+
+def test_the_reason_why_a_scale_cannot_run_is_told_in_one_line():
+    config = grid(cannot_run={"paper": "more data\n than there is "})
+    with pytest.raises(ValueError, match=r"cannot run here: more data than there is; --scale small runs$"):
+        refuse(config, "paper", "grid.yaml")
 
 
 def test_a_grid_is_the_product_of_its_axes_and_seeds_in_order():

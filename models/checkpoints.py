@@ -546,7 +546,7 @@ def _sizes(model: nn.Module, name: str, parts: int, rows: int) -> list[int]:
 
 @torch.no_grad()
 def load(model: nn.Module, layout: Layout, weights: Mapping[str, Tensor]) -> None:
-    """Copies weights of a layout into our model. ValueError for one that is missing, left over or of another shape."""
+    """Copies weights of a layout into our model. ValueError for one that is missing, left over or of another kind."""
     left = set(weights)
     mine = model.state_dict()
     for name, value in mine.items():
@@ -566,15 +566,16 @@ def load(model: nn.Module, layout: Layout, weights: Mapping[str, Tensor]) -> Non
                 raise ValueError(f"{part}: missing in the checkpoint; it has: {', '.join(sorted(weights)[:4])}, ...")
         left -= set(names)
         parts = [weights[part].T if name.endswith(layout.transposed or " ") else weights[part] for part in names]
-        found = torch.cat(parts) if len(parts) > 1 else parts[0]
+        fits = all(part.is_floating_point() and part.shape[1:] == parts[0].shape[1:] for part in parts)
+        found = torch.cat(parts) if fits and len(parts) > 1 else parts[0]
         # a depthwise convolution keeps an axis of its one input channel
         found = found.squeeze(1) if found.ndim == value.ndim + 1 else found
-        if found.shape != value.shape:
-            raise ValueError(f"{', '.join(names)}: {list(found.shape)}, our {name} is {list(value.shape)}")
+        if not fits or found.shape != value.shape:
+            theirs = ", ".join(f"{list(part.shape)} {part.dtype}" for part in parts)
+            raise ValueError(f"{', '.join(names)}: {theirs}, our {name} is {list(value.shape)} {value.dtype}")
         rows = layout.rows(name, model)
         value.copy_(found if rows is None else found[rows])
-    left = {name for name in left if not name.endswith(BUFFERS)}
-    if left:
+    if left := {name for name in left if not name.endswith(BUFFERS)}:
         raise ValueError(f"{', '.join(sorted(left)[:4])}: the checkpoint has weights that our model does not have")
 
 

@@ -262,6 +262,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positi
         (GPT2, None, "no *.safetensors and no pytorch_model*.bin"),
         (GPT2, {"a": torch.zeros(2)}, "transformer.wte.weight: missing in the checkpoint"),
         (GPT2, {"transformer.wte.weight": torch.zeros(264, 16)}, "our encoder.weight is [264, 32]"),
+        (GPT2, {"transformer.wte.weight": torch.zeros(264, 32, dtype=torch.int8)}, "[264, 32] torch.int8, our encoder"),
     ],
 )
 def test_what_is_no_checkpoint_is_refused_in_one_line(settings, tensors, words, tmp_path, command_line):
@@ -271,6 +272,14 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(settings, tensors, words, 
     assert done.returncode == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_parts_of_one_weight_that_do_not_go_together_are_refused():
+    model = MODELS.load("gla")(num_layers=1, d_model=64, tie_embeddings=False).build(SPEC)
+    weights = unload(model, LAYOUTS["gla"])
+    (name,) = (name for name in weights if name.endswith("k_proj.weight"))
+    with pytest.raises(ValueError, match=r"k_proj.weight.*\[32, 63\] torch.float32, .* our layers.0.mixer.proj.weight"):
+        load(model, LAYOUTS["gla"], {**weights, name: weights[name][:, :63]})
 
 
 def test_a_model_without_a_layout_and_a_wrong_name_are_refused(tmp_path, command_line):

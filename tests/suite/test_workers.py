@@ -188,7 +188,7 @@ def test_lost_servers_cost_no_try_and_their_workers_end(tmp_path):
     assert finished.status == "ok"
     assert display.repeats == [(run.run_id, LOST_SERVER)] * TRIES
     assert len(display.workers) == TRIES
-    assert until(lambda: all(map(has_ended, display.workers)), seconds=10)
+    assert until(lambda: all(map(has_ended, display.workers)), seconds=30)
 
 
 def test_a_run_that_always_ends_its_server_is_not_repeated_for_ever():
@@ -216,7 +216,7 @@ def test_a_process_is_killed_with_what_it_has_started():
     process = start(wait_for_another, theirs)
     pids = process.pid, mine.recv()
     processes.kill(process)
-    assert until(lambda: all(map(has_ended, pids)), seconds=10)
+    assert until(lambda: all(map(has_ended, pids)), seconds=30)
 
 
 @pytest.mark.timeout(60)
@@ -246,7 +246,7 @@ def test_a_run_that_hangs_fails_with_its_last_sign_and_the_others_go_on(tmp_path
 def test_a_run_that_hangs_beside_its_team_leaves_no_process(tmp_path):
     run_all([make_run(model={"fault": "hang"})], tmp_path, CPU, Recording(), team=Team(2), silence_s=5.0)
     (server,) = servers(os.getpid())
-    assert until(lambda: all(map(has_ended, children(server))), seconds=10)
+    assert until(lambda: all(map(has_ended, children(server))), seconds=30)
 
 
 @pytest.mark.timeout(60)
@@ -263,14 +263,16 @@ def test_a_worker_that_does_not_heed_a_signal_is_killed_after_the_grace(tmp_path
             self.workers = children(server)
             threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    display, before = Interrupting(), time.monotonic()
+    display = Interrupting()
     processes.start_server()
+    before = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_all([make_run(model={"fault": fault}, train={"epochs": 10_000})], tmp_path, CPU, display, jobs=1)
-    assert time.monotonic() - before < 10
+    # without the shorter grace, it would take a minute
+    assert time.monotonic() - before < 30
     assert not list(tmp_path.rglob("*.claim"))
     (server,) = servers(os.getpid())
-    assert until(lambda: all(map(has_ended, children(server))), seconds=10)
+    assert until(lambda: all(map(has_ended, children(server))), seconds=30)
 
 
 @pytest.mark.slow
@@ -399,7 +401,7 @@ def test_a_process_that_is_stuck_in_foreign_code_ends_after_sigterm():
     theirs.close()
     assert mine.recv() == "stuck"
     os.kill(process.pid, signal.SIGTERM)
-    process.join(timeout=10)
+    process.join(timeout=30)
     code = process.exitcode
     process.kill()
     assert code == 130

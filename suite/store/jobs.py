@@ -18,6 +18,7 @@ from typing import Any
 
 from subquad.suite.runs import Run
 from subquad.suite.store import endings, storage
+from subquad.suite.store.documents import read_object
 from subquad.suite.store.target import replacing, stamp
 
 LATE_S = 60.0
@@ -63,9 +64,10 @@ def find_jobs(root: Path, runs: Iterable[Run]) -> dict[str, Job]:
         for run in runs:
             path = _record(root, run)
             if path.is_file():
-                # a record that cannot be read is that of no job
-                with contextlib.suppress(OSError, ValueError, TypeError):
-                    found[run.run_id] = Job(**json.loads(path.read_text()))
+                # a record that cannot be read, or of another run, is that of no job
+                with contextlib.suppress(ValueError, TypeError):
+                    if (job := Job(**read_object(path))).run_id == run.run_id:
+                        found[run.run_id] = job
     return found
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from subquad.suite.store.documents import read_object
 from subquad.tasks.data.faults import DataError, disk_faults
 
 VERSION = "v1"
@@ -102,10 +103,9 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """The values in a JSON file; empty where the file is missing or cannot be read."""
     try:
-        values = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return read_object(path)
+    except ValueError:
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def file_hash(path: Path, algorithm: str = "sha256") -> str:

@@ -69,6 +69,24 @@ def test_a_scheduler_that_does_not_answer_for_a_while_ends_no_wait(tmp_path, mon
     assert finished.status == "ok"
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content, run_id: b"[" * 100_000,
+        lambda content, run_id: b"\xff",
+        lambda content, run_id: b"{}",
+        lambda content, run_id: content.replace(run_id.encode(), b"another run"),
+    ],
+)
+def test_a_record_that_cannot_be_read_or_of_another_run_is_that_of_no_job(tmp_path, damage):
+    run = make_run()
+    keep_job(tmp_path, run, Job(run.run_id, "4711_3", "slurm", "log", None))
+    assert find_jobs(tmp_path, [run])[run.run_id].job_id == "4711_3"
+    (path,) = tmp_path.rglob("*.json")
+    path.write_bytes(damage(path.read_bytes(), run.run_id))
+    assert find_jobs(tmp_path, [run]) == {}
+
+
 @pytest.mark.slow
 def test_jobs_go_on_without_the_command_and_are_submitted_once(tmp_path):
     runs = [make_run(model={"fault": "slow"}, train={"epochs": 20}, seed=seed) for seed in range(2)]

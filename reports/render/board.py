@@ -183,10 +183,11 @@ def overview(board: Board) -> Document:
 def _verdicts(counts: Mapping[str, Mapping[str, int]]) -> str:
     """The title of a picture of several papers: how many of their numbers agree, differ and are not run."""
     every = counts.get(FOUR, counts["all"])
-    agree, few = every["agree"] + every["better"], sum(every[name] for name in FEW)
+    few, better = sum(every[name] for name in FEW), every["better"]
+    more = f" {better} {'is' if better == 1 else 'are'} better," if better else ""
     return (
-        f"Of {every['in a grid']} numbers {agree} agree, {every['differ']} differ, {few} have one or two seeds "
-        f"and {every['not run']} are not run"
+        f"Of {every['in a grid']} numbers {every['agree']} agree,{more} {every['differ']} differ, {few} have one "
+        f"or two seeds and {every['not run']} are not run"
     )
 
 

@@ -7,6 +7,7 @@ it does not hang on the one that the grid chose.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,8 +28,7 @@ SETTINGS = {
 }
 """Dotted keys of `select.best_of` in words."""
 SPLITS = {"valid": "validation", "test": "test", "train": "training", "test-last": "test"}
-AGREEING = ("agrees", "better")
-DECIDED = (*AGREEING, "unclear", "unstable", "worse", "differs")
+DECIDED = ("agrees", "better", "unclear", "unstable", "worse", "differs")
 """Verdicts on a cell that compare it with the paper."""
 
 
@@ -127,11 +127,12 @@ def agreement(report: Report) -> str:
     decided = [cell for cell in report.cells if cell.verdict in DECIDED]
     if not decided:
         return ""
-    agree = sum(cell.verdict in AGREEING for cell in decided)
-    others = sum(cell.verdict == "at chance" for cell in report.cells)
+    counts = Counter(cell.verdict for cell in report.cells)
+    better, others = counts["better"], counts["at chance"]
+    more = f"; {better} {'is' if better == 1 else 'are'} better" if better else ""
     chance = f"; {others} more {'is' if others == 1 else 'are'} at chance" if others else ""
     noun = "number agrees" if len(decided) == 1 else "numbers agree"
-    return f"{agree} of {len(decided)} {noun} with the {report.spec.reference}{chance}"
+    return f"{counts['agrees']} of {len(decided)} {noun} with the {report.spec.reference}{more}{chance}"
 
 
 def _number(count: int) -> str:

@@ -26,26 +26,27 @@ const partsText = (line) => data.parts.filter((name) => line.counts[name]).map((
 
 /** The words of a card, the counts that each of them adds up, and its class. */
 const SUMS = [
-  ["agree", ["agree", "better"], "agrees"],
   ["differ", ["differ"], "differs"],
   ["unclear", ["unclear"], "unclear"],
   ["one or two seeds", ["agree, few seeds", "better, few seeds", "unclear, few seeds", "differ, few seeds"], ""],
   ["not run", ["not run"], "dash"],
   ["not comparable", ["at chance", "other device", "other data"], "dash"],
 ];
-/** How many numbers agree of those with a verdict: of many seeds, or else of few. */
+/** How many numbers agree of those with a verdict, and how many are better: of many seeds, or else of few. */
 function headline(line) {
   const full = sumOf(line, ["agree", "better", "unclear", "differ"]);
-  const few = sumOf(line, SUMS[3][1]);
-  if (full) return [element("strong", {}, String(sumOf(line, SUMS[0][1]))), ` of ${full} judged agree`];
+  const few = sumOf(line, SUMS[2][1]);
+  const count = (name) => element("strong", {}, String(line.counts[name] || 0));
+  const better = (name) => (line.counts[name] ? `, ${line.counts[name]} better` : "");
+  if (full) return [count("agree"), ` of ${full} judged agree${better("better")}`];
   if (!few) return [element("strong", {}, "none"), " is judged"];
-  return [element("strong", {}, String(sumOf(line, ["agree, few seeds", "better, few seeds"]))), ` of ${few} agree, few seeds`];
+  return [count("agree, few seeds"), ` of ${few} agree${better("better, few seeds")}, few seeds`];
 }
 
-/** How many cells of few seeds agree. */
+/** How many cells of few seeds agree, and how many are better. */
 const fewText = (line) => {
-  const agree = sumOf(line, ["agree, few seeds", "better, few seeds"]);
-  return agree ? ` (${agree} agree)` : "";
+  const found = ["agree", "better"].map((word) => [line.counts[`${word}, few seeds`], word]).filter(([count]) => count);
+  return found.length ? ` (${found.map((one) => one.join(" ")).join(", ")})` : "";
 };
 const sumOf = (line, names) => names.reduce((total, name) => total + (line.counts[name] || 0), 0);
 
@@ -95,7 +96,7 @@ function drawReproduced(host) {
         element("h3", {}, name),
         element("p", { class: "big" }, ...headline(line)),
         bar(line),
-        element("ul", {}, ...SUMS.slice(1).filter(([text, names]) => text === "differ" || sumOf(line, names)).map(
+        element("ul", {}, ...SUMS.filter(([text, names]) => text === "differ" || sumOf(line, names)).map(
           ([text, names, kind]) => element("li", { class: sumOf(line, names) ? kind : "dash" }, `${sumOf(line, names)} ${text}${names.length === 4 ? fewText(line) : ""}`))),
         element("p", { class: "muted" }, `${line.counts["in a grid"]} numbers in a grid, ${line.counts.published} published`));
     })),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from subquad.reports.render.figure import Figure, Series, colors_of
-from subquad.reports.render.finding import AGREEING, DECIDED, Words
+from subquad.reports.render.finding import DECIDED, Words
 from subquad.reports.render.report import Report
 from subquad.reports.render.sheet import (
     GREY,
@@ -121,8 +122,10 @@ def _multiples(report: Report, published: bool) -> list[Panel]:
         for row in series:
             title = f"{row.label}, {name}" if name else row.label
             decided = [cell for cell in report.cells if cell.row == row.label and cell.verdict in DECIDED]
-            agree = sum(cell.verdict in AGREEING for cell in decided)
-            title += f": {agree} of {len(decided)} agree" if decided and not name else ""
+            counts = Counter(cell.verdict for cell in decided)
+            if decided and not name:
+                better = f", {counts['better']} better" if counts["better"] else ""
+                title += f": {counts['agrees']} of {len(decided)} agree{better}"
             behind = () if published else tuple(other for other in series if other is not row)
             found.append(Panel(title, (row,), behind, _ended(report, row)))
     return found

@@ -1,5 +1,6 @@
-"""Claims about sizes that no test can run: grids of launches within CUDA's limits, and offsets in 64 bits."""
+"""Claims about sizes that no test can run: grids within CUDA's limits, offsets in 64 bits, and sizes of one."""
 
+import ast
 import mmap
 
 import pytest
@@ -13,6 +14,7 @@ import subquad.kernels.lti_ssm.triton.step as lti_ssm_kernel
 import subquad.kernels.mamba_inner.triton as mamba_inner
 from subquad.kernels.float32_matmul import MAX_COLUMNS, takes_parts
 from subquad.kernels.lti_ssm import MAX_ROWS_OF_STEP, DiagonalSystem, lti_ssm_step
+from subquad.suite.environment import REPOSITORY
 
 MAX_AXIS = 65535
 META = "meta"
@@ -105,6 +107,21 @@ def test_the_grid_of_half_size_transforms_has_room_for_a_million_channels(grids,
     assert_fits(axes)
     assert axes[0] * named["BLOCK"] >= width * (half // 2 + 1)
     assert 1 <= axes[1] <= batch
+
+
+def test_no_kernel_calls_a_method_of_a_size_that_triton_may_take_for_a_constant():
+    """For an argument of one Triton compiles a constant, which has no methods; in the interpreter it is a tensor."""
+    found = []
+    for path in sorted((REPOSITORY / "kernels").rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            options = " ".join(map(ast.unparse, function.decorator_list))
+            numbers = {x.arg for x in function.args.args if x.arg.isupper() and f"'{x.arg}'" not in options}
+            for call in ast.walk(function) if "triton.jit" in options else ():
+                if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] in numbers:
+                    found.append(f"{path.name}: {function.name}: {ast.unparse(call)}")
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("states", [1, 64, 512])

@@ -114,7 +114,7 @@ def _diagonals_kernel(products, scale, dtaps, D, lags, num_k, num_splits, C: tl.
     p_products = products + (i_d * num_k + i_k) * (C * C) + (o_i[:, None] * C + o_l[None, :])
     b_sum = tl.load(p_products)
     for _ in range(1, num_splits):
-        p_products += D.to(tl.int64) * num_k * (C * C)
+        p_products += num_k.to(tl.int64) * D * (C * C)
         b_sum += tl.load(p_products)
     b_dtaps = tl.sum(b_sum, 0)
     if scale is not None:

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
@@ -201,6 +202,16 @@ def read_yaml(text: str) -> Any:
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
         # the library raises these for too many digits, a date that does not exist, a tag for another kind of value
         raise yaml.YAMLError(f"a value cannot be read ({error})") from None
+
+
+def read_yaml_file(path: Path) -> Any:
+    """The value in a YAML file. ValueError, in one line that begins with its path, for what is none."""
+    try:
+        return read_yaml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:

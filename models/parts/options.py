@@ -125,6 +125,10 @@ class NetworkOptions(ModelConfig):
                 f"{name}: recompute='layer' would count every batch twice in the statistics of a batch norm; set "
                 "recompute to 'auto' or 'never'."
             )
+        if round(self.mlp_ratio * self.d_model) == 0 and self.channel_mixer != "swiglu":
+            raise ValueError(
+                f"{name}: mlp_ratio={self.mlp_ratio} of d_model={self.d_model} is an inner width of 0; raise mlp_ratio."
+            )
         if self.short_conv not in (0, 2, 3, 4):
             raise ValueError(f"{name}: short_conv must be 0 or 2 to 4, got {self.short_conv}.")
         for layer in self.base_conv_layers:

@@ -19,7 +19,7 @@ from subquad.reports.render.layout import claim_texts
 from subquad.reports.render.report import Report
 from subquad.suite.bench.cases import SETS
 from subquad.suite.environment import CALL
-from subquad.suite.options import Config, parse, read_yaml
+from subquad.suite.options import Config, parse, read_yaml_file
 from subquad.suite.registry import nearest
 from subquad.suite.settings.config import ExperimentConfig
 
@@ -315,7 +315,7 @@ class Papers(Config):
 
 def read_papers(path: Path, experiments: Iterable[str]) -> dict[str, tuple[Item, ...]]:
     """The tables and figures of every paper. ValueError for an experiment that `experiments` does not have."""
-    papers = parse(Papers, {"papers": read_yaml(path.read_text())}, str(path)).papers
+    papers = parse(Papers, {"papers": read_yaml_file(path)}, str(path)).papers
     known = tuple(experiments)
     for items in papers.values():
         for name in (name for item in items for name in item.experiments):

@@ -34,7 +34,7 @@ def read_table(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, 
         # spreadsheets begin a file with a mark of its encoding, which does not belong to the first column's name
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
-            header = next(reader, [])
+            header = next(filter(None, reader), [])
             missing = [name for name in columns if name not in header]
             if header and missing:
                 raise ValueError(

@@ -40,11 +40,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from subquad.suite.bounds import Fraction, Seed, Size
-from subquad.suite.options import Config, parse, read_yaml, reason_of, shortened
+from subquad.suite.options import Config, parse, read_yaml_file, reason_of, shortened
 from subquad.suite.registry import nearest
 from subquad.suite.settings.report_spec import FigureSpec, Select, Source, TableSpec
 
@@ -208,12 +207,7 @@ def load_experiment(path: Path, plugins: PluginNames = NO_PLUGINS) -> Experiment
     # opening a named pipe would wait for a writer
     if not path.is_file():
         raise ValueError(f"{path}: no regular file")
-    try:
-        values = read_yaml(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    values = read_yaml_file(path)
     if values is None:
         raise ValueError(f"{path}: the file is empty; expected a mapping with title, baseline, ...")
     if not isinstance(values, dict):
@@ -233,9 +227,9 @@ def _grid_beside(path: Path, name: str) -> dict[str, Any]:
     if "/" in name or not other.is_file():
         raise ValueError(f"{path}: reads: there is no experiment {name!r} beside this one")
     try:
-        found = read_yaml(other.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        raise ValueError(f"{path}: reads: {other} cannot be read") from None
+        found = read_yaml_file(other)
+    except ValueError as error:
+        raise ValueError(f"{path}: reads: {error}") from None
     if not isinstance(found, dict) or "reads" in found:
         raise ValueError(f"{path}: reads: {other} has no runs of its own")
     return {key: value for key, value in found.items() if key not in OF_A_VIEW}

@@ -97,7 +97,10 @@ REFUSED = {
         ("window and masked_heads", {"window": 4}),
         ("window and masked_heads", {"num_heads": 2, "masked_heads": 1}),
     ],
-    "rwkv6": [("rwkv6.*head_dim=5", {"head_dim": 5})],
+    "rwkv6": [
+        ("rwkv6.*head_dim=5", {"head_dim": 5}),
+        ("mlp_ratio=0.01 of d_model=16 is an inner width of 0", {"mlp_ratio": 0.01, "d_model": 16}),
+    ],
     "rwkv7": [("rwkv7.*head_dim=5", {"head_dim": 5})],
     "s4": [("d_state must be", {"d_state": size}, SIGNAL) for size in (7, 2)],
     "s4d": [

@@ -225,3 +225,11 @@ def test_the_grids_of_dss_have_the_settings_of_its_table_4(experiment):
         assert str(point["model.prenorm"]) in norms[row, "Pre-norm"].note
         if (row, "LR of log_dt (DSS exception)") in paper:
             assert point["model.dt_lr"] == paper[row, "LR of log_dt (DSS exception)"]
+
+
+@pytest.mark.parametrize("content", [b"h3: [", b"\xff", b"h3: [], h3: []", b"- 1"])
+def test_a_list_of_papers_that_cannot_be_read_is_named(tmp_path, content):
+    path = tmp_path / "papers.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{path}: [^\n]+$"):
+        read_papers(path, EXPERIMENTS)

@@ -22,6 +22,12 @@ from tests.reports.made import (
 )
 
 
+def test_an_empty_line_before_the_header_is_left_out(tmp_path):
+    path = tmp_path / "expected.csv"
+    path.write_text("\nrow,column,value,unit,better,note,source\n\na,b,1.5,%,higher,,table 1\n")
+    assert read_expected(path)["a", "b"].value == 1.5
+
+
 @pytest.mark.parametrize(
     ("selector", "words"),
     [

@@ -202,3 +202,16 @@ def test_gradients_of_attention_lie_2_to_the_31_elements_apart(sparse, monkeypat
     assert far[0].stride(1) == FAR
     for found, near in zip(far, expected, strict=True):
         assert torch.equal(found, near)
+
+
+@pytest.mark.parametrize(("lags", "stride"), [(3, FAR), (1024, 3 * 2**20)])
+def test_taps_of_a_filter_lie_2_to_the_31_elements_apart(sparse, lags, stride):
+    """A filter may have its time first in memory, so that all channels lie between two taps. Many taps have spectra."""
+    from subquad.kernels.fft_conv import fft_conv
+
+    g = torch.Generator().manual_seed(0)
+    x, near = torch.randn(8, lags, 1, generator=g).bfloat16(), torch.randn(1, lags, generator=g)
+    far = sparse.view(torch.float32).as_strided((1, lags), (1, stride))
+    far.copy_(near)
+    expected, found = (fft_conv(x, taps, backend="triton") for taps in (near, far))
+    assert torch.equal(found, expected)

@@ -55,7 +55,7 @@ TAP_BLOCK = 1024
 @triton.jit
 def _taps(filter, skip, o_l, lags, stride_l):
     """The taps [L] of the lags o_l, zero outside of them, with the skip in that of lag zero."""
-    b_h = tl.load(filter + o_l * stride_l, mask=(o_l >= 0) & (o_l < lags), other=0.0).to(tl.float32)
+    b_h = tl.load(filter + o_l.to(tl.int64) * stride_l, mask=(o_l >= 0) & (o_l < lags), other=0.0).to(tl.float32)
     if skip is not None:
         b_h += tl.where(o_l == 0, tl.load(skip).to(tl.float32), 0.0)
     return b_h

@@ -107,7 +107,7 @@ def _taps_spectra_kernel(
     p_filter = filter + i_d * stride_d
     b_sums = tl.zeros([SIZE], tl.float32)
     for k in range(num_k):
-        o_l = k * SIZE + tl.arange(0, SIZE)
+        o_l = (k * SIZE + tl.arange(0, SIZE)).to(tl.int64)
         b_sums += tl.abs(tl.load(p_filter + o_l * stride_l, mask=o_l < lags, other=0.0).to(tl.float32))
     # no element of a spectrum exceeds the sum of magnitudes
     b_times = times_at_most(tl.sum(b_sums, 0), LARGEST)
@@ -119,7 +119,7 @@ def _taps_spectra_kernel(
     b_before_r, b_before_i = tl.zeros([R, N], tl.float32), tl.zeros([R, N], tl.float32)
     b_total = tl.zeros([R, N], tl.float32)
     for k in range(num_k):
-        o_l = k * SIZE + o_t
+        o_l = (k * SIZE + o_t).to(tl.int64)
         b_h = tl.load(p_filter + o_l * stride_l, mask=o_l < lags, other=0.0).to(tl.float32)
         b_r, b_i = _spectrum((b_h * b_times).to(tl.float16), b_re, b_im, b_cos, b_sin, b_wr, b_wi, b_minus_wi)
         # W_k has two blocks of taps, and the sum of |W_k| is to be at most one

@@ -250,7 +250,7 @@ def _eigenvalues(run: StoredRun, start: bool) -> tuple[tuple[float, float], ...]
 FAMILIES = {
     r"linear attention|linear-attention|lightning|based": "#e69f00",
     r"attention|flashattention|transformer|xfmr|gpt|mha|sdpa|pythia|llama": "#6b6b6b",
-    r"gated[ -]deltanet|deltanet|delta[ -]?product|kda|comba": "#6a5acd",
+    r"gated[ -]deltanet|deltanet|delta[ -]?product|kda|comba|mesanet": "#6a5acd",
     r"retnet": "#a6841b",
     r"gla": "#56b4e9",
     r"hgrn2": "#009e73",

@@ -136,7 +136,7 @@ def test_two_processes_give_the_values_of_one(tmp_path, sharded):
     assert_same_but_for_rounding(train(whole, checkpoint=path).rows, expected)
     if sharded:
         flip_a_bit(sorted(checkpoints.shard_folder(path).iterdir())[1])
-        with pytest.raises(RunEnded, match="checksum"):
+        with pytest.raises(RunEnded, match="Bad CRC-32"):
             train(whole, checkpoint=path)
     checkpoints.remove(path)
     assert not list(path.parent.iterdir())
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(run, checkpoint=path, stop=lambda: True)
     flip_a_bit(path)
-    with pytest.raises(RunEnded, match="checksum"):
+    with pytest.raises(RunEnded, match="Bad CRC-32"):
         train(run, checkpoint=path)
 
 

@@ -20,8 +20,12 @@ from subquad.suite.laws import models as laws
 from subquad.suite.laws.models import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
 from subquad.suite.state import map_tensors, tensors
 
-OPTIONS = {"s4": {"d_state": 8}, "sashimi": {"num_layers": 1, "options": {"s4": {"d_state": 8}}}}
-"""Options of models whose small network is large. Every stage of SaShiMi has `num_layers` blocks."""
+OPTIONS = {
+    "mesanet": {"num_steps": 8},
+    "s4": {"d_state": 8},
+    "sashimi": {"num_layers": 1, "options": {"s4": {"d_state": 8}}},
+}
+"""Options of models whose small network is large or slow. Every stage of SaShiMi has `num_layers` blocks."""
 
 
 def build(name: str, *arguments, **options):

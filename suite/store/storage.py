@@ -137,14 +137,23 @@ _UNKNOWN = b"0" * 64
 
 def _sealed(content: bytes) -> bytes:
     """The content of a file with its digest."""
-    before, after = _around_digest(content)
-    return before + hashlib.sha256(content).hexdigest().encode() + after
+    start, digest = _digest_of(content)
+    return content[:start] + digest + content[start + len(digest) :]
 
 
-def _around_digest(content: bytes) -> tuple[bytes, bytes]:
-    """What is before and after the digest in a file, which is between two bytes after its key (`endings.value_in`)."""
-    start = content.rfind(DIGEST) + len(DIGEST) + 2
-    return content[:start], content[start + len(_UNKNOWN) :]
+def _digest_of(content: bytes) -> tuple[int, bytes]:
+    """The place of the digest in a file, which is between two bytes after its key (`endings.value_in`), and its value.
+
+    The place is -1 in a file that has no digest, as those of before.
+    """
+    key = content.rfind(DIGEST)
+    if key < 0:
+        return -1, b""
+    start = key + len(DIGEST) + 2
+    total = hashlib.sha256(content[:start])
+    total.update(_UNKNOWN)
+    total.update(content[start + len(_UNKNOWN) :])
+    return start, total.hexdigest().encode()
 
 
 FILES_AT_ONCE = 256
@@ -256,7 +265,9 @@ def content_of(path: Path) -> io.BytesIO:
     if is_part(path):
         if part_name(content) != path.name:
             raise ValueError("its name is not that of its content")
-    elif DIGEST in content and _sealed(_UNKNOWN.join(_around_digest(content))) != content:
+        return io.BytesIO(content)
+    start, digest = _digest_of(content)
+    if start >= 0 and not content.startswith(digest, start):
         raise ValueError("its digest is not that of its content")
     return io.BytesIO(content)
 

@@ -155,7 +155,7 @@ def read_tokenizer(path: Path) -> Any:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except (KeyboardInterrupt, SystemExit):
         raise
-    # where the library's Rust panics, what it raises is no Exception
+    # a panic of the library's Rust code is raised as a BaseException that is no Exception
     except BaseException as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"{path}: no tokenizer.json that can be read ({reason}); name another file") from None

@@ -118,13 +118,13 @@ def _content(path: Path, size: int, changed: float) -> str:
 
 
 def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """What is in an archive. ValueError where torch would read something else than `zipfile`."""
+    """The members of an archive. ValueError where torch would read something else than `zipfile`."""
     members = archive.infolist()
     if len({member.filename for member in members}) < len(members):
         raise ValueError("it has a name twice")
     for member in members:
         if member.external_attr:
-            # of what is marked as a folder torch reads nothing, and returns memory as it was
+            # torch reads nothing of a member that is marked as a folder, and returns memory as it was
             raise ValueError(f"{member.filename} is no plain file")
     return members
 

@@ -46,7 +46,7 @@ def _is_folder_of_images(folder: Path) -> bool:
 
 
 class _Said:
-    """What a pickle says of an array or its dtype. NumPy's constructors crash where a byte of it is wrong."""
+    """The arguments that a pickle gives for an array or its dtype. NumPy's constructors crash where a byte of it is wrong."""
 
     def __init__(self, *words: Any) -> None:
         self.words = words

@@ -46,7 +46,7 @@ def _is_folder_of_images(folder: Path) -> bool:
 
 
 class _Said:
-    """The arguments that a pickle gives for an array or its dtype. NumPy's constructors crash where a byte of it is wrong."""
+    """The arguments that a pickle gives for an array or its dtype. NumPy crashes where a byte of them is wrong."""
 
     def __init__(self, *words: Any) -> None:
         self.words = words

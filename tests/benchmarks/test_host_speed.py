@@ -60,7 +60,7 @@ MEASURED = {
     "grid-plan": 1.79,
     "parquet-writing": 1.31,
     "parquet-reading": 1.36,
-    # median of three on 2026-11-29: 0.2 before every file of a run was read whole to hold its digest against its content
+    # median of three on 2026-11-29; 0.2 before the whole file of a run was read for its digest
     "endings": 0.366,
     # the grids of all experiments are read: 71 of them on 2026-11-22, by the parser of libyaml
     "start-up": 2.9,

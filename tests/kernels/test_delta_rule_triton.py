@@ -333,7 +333,7 @@ def test_what_is_not_finite_does_not_fade(name, value, count, monkeypatch):
 
 
 def test_a_gradient_that_is_nan_does_not_fade(monkeypatch):
-    """A NaN in the final state's gradient reaches the first position, also through segments that leave out later ones."""
+    """A NaN in the final state's gradient reaches the first position, also through segments that fade."""
     impl = pytest.importorskip("subquad.kernels.delta_rule.triton.segments")
     for module in ("walk", "back", "autograd"):
         monkeypatch.setattr(f"subquad.kernels.delta_rule.triton.{module}.cut_time", lambda *_: impl.Segments(3, 4))

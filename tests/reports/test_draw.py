@@ -135,7 +135,7 @@ def test_more_than_eight_rows_and_rows_beside_a_paper_have_a_panel_each(make):
     canvas = draw(report)
     assert [ax.get_title() for ax in canvas.axes if ax.get_visible()] == ["row 0: 1 of 2 agree", "row 1"]
     assert "1 of 2 numbers agree with the paper" in words(canvas)
-    # what is better than the paper does not agree with it
+    # a number that is better than the paper does not agree with it
     lower = published.replace("len 128,90.0", "len 128,30.0")
     better = draw(make(config=config, expected=EXPECTED.splitlines()[0] + lower, claims=NOTHING["claims"]))
     assert better.axes[0].get_title() == "row 0: 1 of 2 agree, 1 better"

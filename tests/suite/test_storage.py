@@ -119,6 +119,19 @@ def test_a_file_that_pandas_wrote_is_read(tmp_path):
     assert storage.load(path).equals(whole)
 
 
+def test_a_row_group_that_counts_fewer_rows_than_its_file_is_refused(tmp_path):
+    """Files of before have no digest, and Arrow reads as many rows as the group says."""
+    path = place(tmp_path)
+    storage.write(path, [{**LOSS, "value": value} for value in (0.5, 0.25, 0.125)])
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), path)
+    content = path.read_bytes()
+    # the last 6 behind a field's header is the group's count in Thrift, where integers are doubled
+    at = content.rindex(b"\x16\x06")
+    path.write_bytes(content[:at] + b"\x16\x04" + content[at + 2 :])
+    with pytest.raises(storage.SchemaError, match="it has 2 of its 3 rows"):
+        storage.load(path)
+
+
 def test_committed_rows_are_believed(command_line):
     done = command_line("results", "verify", HOME / "results" / "reference")
     assert done.returncode == 0, done.stdout

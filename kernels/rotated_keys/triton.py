@@ -71,14 +71,15 @@ def _angles_kernel(
     m_r = o_r < R
     b_theta = tl.zeros([BLOCK_R], tl.float32)
     for i in range(0, num_t, TILES):
-        o_t = i * BLOCK_T + tl.arange(0, TILES * BLOCK_T)
-        b_dt = _load(dt, (i_b * T + o_t) * H + i_h, o_t < T)
-        b_turn = _load(turn, (i_b * T + o_t)[:, None] * R + o_r[None, :], (o_t < T)[:, None] & m_r[None, :])
+        # sums of the tile in front of each, so that the sum up to a tile is not one from which its own is subtracted
+        o_t = (i - 1) * BLOCK_T + tl.arange(0, TILES * BLOCK_T)
+        m_t = (o_t >= 0) & (o_t < T)
+        b_dt = _load(dt, (i_b * T + o_t) * H + i_h, m_t)
+        b_turn = _load(turn, (i_b * T + o_t)[:, None] * R + o_r[None, :], m_t[:, None] & m_r[None, :])
         b_sums = tl.sum(tl.reshape(b_dt[:, None] * b_turn, [TILES, BLOCK_T, BLOCK_R]), 1)
-        b_until = tl.cumsum(b_sums, 0)
         o_before = ((i_b * num_t + i + o_i) * H + i_h)[:, None] * R + o_r[None, :]
         m = (i + o_i < num_t)[:, None] & m_r[None, :]
-        tl.store(before + o_before, b_theta[None, :] + (b_until - b_sums), mask=m)
+        tl.store(before + o_before, b_theta[None, :] + tl.cumsum(b_sums, 0), mask=m)
         b_theta += tl.sum(b_sums, 0)
 
 
@@ -98,11 +99,11 @@ def _step_gradients_kernel(
     b_behind = tl.zeros([BLOCK_R], tl.float32)
     for j in range(0, num_t, TILES):
         i = (tl.cdiv(num_t, TILES) - 1) * TILES - j
-        o_sums = ((i_b * num_t + i + o_i) * H + i_h)[:, None] * R + o_r[None, :]
-        m_sums = (i + o_i < num_t)[:, None] & m_r[None, :]
-        b_sums = _load(sums, o_sums, m_sums)
-        b_after = b_behind[None, :] + (tl.cumsum(b_sums, 0, reverse=True) - b_sums)
-        tl.store(after + o_sums, b_after, mask=m_sums)
+        o_after = ((i_b * num_t + i + o_i) * H + i_h)[:, None] * R + o_r[None, :]
+        # sums of the tile behind each: a large gradient takes no digits from what lies behind it
+        b_sums = _load(sums, o_after + H * R, (i + 1 + o_i < num_t)[:, None] & m_r[None, :])
+        b_after = b_behind[None, :] + tl.cumsum(b_sums, 0, reverse=True)
+        tl.store(after + o_after, b_after, mask=(i + o_i < num_t)[:, None] & m_r[None, :])
         o_t = i * BLOCK_T + tl.arange(0, TILES * BLOCK_T)
         b_turn = _load(turn, (i_b * T + o_t)[:, None] * R + o_r[None, :], (o_t < T)[:, None] & m_r[None, :])
         b_turn = tl.reshape(b_turn, [TILES, BLOCK_T, BLOCK_R])

@@ -54,6 +54,30 @@ def test_heads_may_be_split_into_groups(programs, monkeypatch):
     assert_matches_reference(TRITON, rotated_keys_reference, inputs, keep=KEEP, device=DEVICE)
 
 
+def test_large_steps_and_gradients_at_one_end_take_no_digits_from_the_other(monkeypatch):
+    """Position 5 is within a tile: a sum up to it or from it on is no whole one from which a part is subtracted."""
+    triton = pytest.importorskip("subquad.kernels.rotated_keys.triton", reason="needs triton")
+    monkeypatch.setattr(triton, "BLOCK_T", 4)
+    monkeypatch.setattr(triton, "TILES", 2)
+
+    def results(late=1.0, early=1.0):
+        given = {name: x.to(DEVICE) for name, x in make_inputs(1, 18, 2, 6, 2, dtype=torch.float32).items()}
+        given["dt"][:, 5:] *= late
+        given["dt"].requires_grad_()
+        outputs = TRITON(**given)
+        cotangents = [x.detach().clone() for x in outputs]
+        for x in cotangents:
+            x[:, :5] *= early
+        return [*outputs, *torch.autograd.grad(outputs, given["dt"], cotangents)]
+
+    plain, *_ = results()
+    keys, *_ = results(late=1e6)
+    assert torch.equal(keys[:, :5], plain[:, :5])
+    *_, expected = results()
+    *_, found = results(early=1e6)
+    assert torch.equal(found[:, 5:], expected[:, 5:])
+
+
 def test_results_may_be_narrower_than_the_inputs():
     """B and C are float32 in a network of bfloat16, and keys and queries are not."""
     pytest.importorskip("triton")

@@ -79,6 +79,18 @@ def test_the_kernel_equals_the_recurrence(length, dtype, changes):
     assert_matches_reference(op, wkv_reference, inputs, dtype=dtype, keep=KEEP, device=DEVICE)
 
 
+def test_roundings_of_a_scale_do_not_add_up_over_every_step():
+    """Nothing is written behind the first key, so that its scale decays 400 times; it stays between 2 and 4."""
+    length, width, steps = 401, 16, 8
+    k, v = torch.full((1, length, width), -1e4, device=DEVICE), torch.zeros(1, length, width, device=DEVICE)
+    k[:, 0] = 4
+    w = -torch.linspace(1, 2, width, device=DEVICE) / length
+    _, state = kernel(steps=steps, min_segment=length)(k=k, v=v, log_decay=w, bonus=torch.zeros_like(w))
+    error = (state[0, 2].double() - (4 + (length - 1) * w.double())).abs().max()
+    # half of the last digit, once for `steps` steps, and in the groups of the first key and of the last step
+    assert error <= (length / steps + 2 * steps) * 2**-23
+
+
 def test_the_empty_state_changes_nothing():
     inputs = make_inputs(2, 8, 5, initial_state=False)
     state = empty_state(2, 5, dtype=torch.float64)

@@ -27,6 +27,20 @@ def add(state, a, b, p, b_decay, PTX: tl.constexpr):
 
 
 @triton.jit
+def settle(state, b_first, b_decay, STEPS: tl.constexpr):
+    """The state after STEPS times `add` from one of scale b_first, whose scale is rounded once where none was larger.
+
+    The same decay is rounded the same way each time, so that a scale to which it is added over and over moves away by
+    up to half of its last digit a step, in one direction. Where a and b were only carried on, they belong to the exact
+    sum.
+    """
+    b_added = b_first
+    for _ in tl.static_range(STEPS):
+        b_added += b_decay
+    return state[0], state[1], tl.where(state[2] == b_added, b_first + STEPS * b_decay, state[2])
+
+
+@triton.jit
 def empty(BLOCK_D: tl.constexpr):
     """The state before the first step."""
     b_zero = tl.zeros([BLOCK_D], tl.float32)

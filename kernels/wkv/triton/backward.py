@@ -8,7 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from subquad.kernels.wkv.triton.arithmetic import add, empty, exp, fold, load_state, load_steps, locate, store_state
+from subquad.kernels.wkv.triton.arithmetic import (
+    add,
+    empty,
+    exp,
+    fold,
+    load_state,
+    load_steps,
+    locate,
+    settle,
+    store_state,
+)
 
 
 @triton.jit
@@ -62,6 +72,7 @@ def _wkv_bwd_kernel(
         if FOLD:
             steps_k = load_steps(k + i_b * k_stride_b, k_stride_t, t, t_last, o_d, m_d, STEPS, -1e38)
             steps_v = load_steps(v + i_b * v_stride_b, v_stride_t, t, t_last, o_d, m_d, STEPS, 0.0)
+        # where u is at most -w, -z is the larger one at every step, so that the scale cannot move away (see `settle`)
         for j in tl.static_range(STEPS - 1, -1, -1):
             b_y, b_z, b_dy = steps_y[j], steps_z[j], steps_dy[j]
             m_t = t + j + 0 * o_d < t_last
@@ -123,6 +134,7 @@ def _wkv_decay_kernel(
         steps_y = load_steps(y + i_b * T * D, D, t, t_last, o_d, m_d, STEPS, 0.0)
         steps_z = load_steps(z + i_b * T * D, D, t, t_last, o_d, m_d, STEPS, 1e38)
         steps_dy = load_steps(dy + i_b * dy_stride_b, dy_stride_t, t, t_last, o_d, m_d, STEPS, 0.0)
+        b_first = state[2]
         for j in tl.static_range(STEPS):
             m_t = t + j + 0 * o_d < t_last
             a, b, p = state
@@ -133,6 +145,7 @@ def _wkv_decay_kernel(
             b_da = tl.where(m_t, b_past * (b_da + a), b_da)
             b_db = tl.where(m_t, b_past * (b_db + b), b_db)
             state = tl.where(m_t, new[0], a), tl.where(m_t, new[1], b), tl.where(m_t, new[2], p)
+        state = settle(state, b_first, b_w, STEPS)
     b_g, b_h, b_r = _behind(dfinal, final, after, i_b, i_s, D, o_d, m_d, b_w, T, segment, splits, BLOCK_D, PTX)
     b_dw += exp(state[2] + b_r, PTX) * (b_g * b_da + b_h * b_db)
     tl.store(dw + (i_b * splits + i_s) * D + o_d, b_dw, mask=m_d)

@@ -8,7 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from subquad.kernels.wkv.triton.arithmetic import add, empty, exp, fold, load_state, load_steps, locate, store_state
+from subquad.kernels.wkv.triton.arithmetic import (
+    add,
+    empty,
+    exp,
+    fold,
+    load_state,
+    load_steps,
+    locate,
+    settle,
+    store_state,
+)
 
 
 @triton.jit(do_not_specialize=["T", "segment", "splits", "k_stride_b", "k_stride_t", "v_stride_b", "v_stride_t"])
@@ -39,6 +49,7 @@ def _wkv_fwd_kernel(
     for t in range(t_first, t_last, STEPS):
         steps_k = load_steps(k + i_b * k_stride_b, k_stride_t, t, t_last, o_d, m_d, STEPS, 0.0)
         steps_v = load_steps(v + i_b * v_stride_b, v_stride_t, t, t_last, o_d, m_d, STEPS, 0.0)
+        b_first = state[2]
         for j in tl.static_range(STEPS):
             b_k, b_v = steps_k[j], steps_v[j]
             m_t = t + j + 0 * o_d < t_last
@@ -57,6 +68,7 @@ def _wkv_fwd_kernel(
             state = (
                 tl.where(m_t, new[0], state[0]), tl.where(m_t, new[1], state[1]), tl.where(m_t, new[2], state[2]),
             )  # fmt: skip
+        state = settle(state, b_first, b_w, STEPS)
     if not FOLD:
         store_state(ends + (i_b * splits + i_s) * 3 * D, state, D, o_d, m_d)
     elif final is not None:

@@ -75,9 +75,10 @@ def lines_of(report: Report) -> dict[tuple[str, str], Line]:
     These are the rows of the paper in its order, or, where no paper has numbers, the best first (`figure.order`).
     """
     found = {}
+    drawn = report.figure.spec.columns or tuple(report.spec.columns)
     for cell in report.cells:
         paper = None if cell.published is None else cell.published.value
-        if cell.values or (paper is not None and cell.planned):
+        if cell.column in drawn and (cell.values or (paper is not None and cell.planned)):
             succeeded = tuple(succeeds(report, cell, value) for value in cell.values)
             found[cell.row, cell.column] = Line(cell.values, succeeded, paper)
     if report.figure.spec.order == "table" or any(line.paper is not None for line in found.values()):

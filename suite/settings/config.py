@@ -145,6 +145,10 @@ class ExperimentConfig(Config):
                 raise ValueError(f"cannot_run: unknown scale {scale!r}{nearest(scale, self.scales)}")
         if not self.baseline and self.runnable:
             raise ValueError(f"baseline: missing, and cannot_run says nothing about {', '.join(self.runnable)}")
+        columns = self.table.columns if self.table is not None else {}
+        for column in self.figure.columns if self.figure is not None else ():
+            if column not in columns:
+                raise ValueError(f"figure.columns: the table has no column {column!r}{nearest(column, columns)}")
         return self
 
     @property

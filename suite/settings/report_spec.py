@@ -181,6 +181,8 @@ class FigureSpec(Config):
     """Which rows of `seeds` stand first where no paper has numbers: the best, or the first of the table, whose rows may
     be steps of a setting."""
     costs: tuple[CostSpec, ...] = ()
+    columns: tuple[str, ...] = ()
+    """The columns of the table that `seeds` draws, each a panel; empty: all."""
 
     @model_validator(mode="after")
     def _has_what_its_kind_needs(self) -> FigureSpec:
@@ -192,6 +194,8 @@ class FigureSpec(Config):
             raise ValueError(f"x: a figure of kind {self.kind} shows what its rows cost in `costs`, got {self.x!r}")
         if self.kind != "seeds" and self.order != "best":
             raise ValueError(f"order: only a figure of kind seeds has one, got {self.order!r} for kind {self.kind}")
+        if self.kind != "seeds" and self.columns:
+            raise ValueError(f"columns: only a figure of kind seeds has them, got some for kind {self.kind}")
         if self.kind == "costs" and not self.costs:
             raise ValueError(
                 "costs: a figure of kind costs needs one, such as {metric: state_size, label: state (KiB)}"

@@ -391,3 +391,15 @@ def test_rows_that_are_steps_of_a_setting_stay_in_their_order(make):
         config = grid(table=table, sweep={"model.name": names}, figure={"kind": "seeds", "order": order})
         runs = [make_run(name, "induction-heads", 0, v) for name, v in zip(names, (0.1, 0.9, 0.5), strict=True)]
         assert rows_of(draw(make(*runs, config=config, **NOTHING)).axes[0]) == rows
+
+
+def test_a_figure_draws_the_columns_that_it_names(make):
+    table = {"rows": {"s4d": {"model.name": "s4d"}}, "columns": {"again": {}, "recall": {}}}
+    run = make_run("s4d", "induction-heads", 0, 0.5)
+    for columns, titles in (((), ["again", "recall"]), (("recall",), ["recall"])):
+        config = grid(table=table, sweep={"model.name": ["s4d"]}, figure={"kind": "seeds", "columns": columns})
+        assert [ax.get_title(loc="left") for ax in draw(make(run, config=config, **NOTHING)).axes] == titles
+    with pytest.raises(
+        ValueError, match=r"figure.columns: the table has no column 'recal' \(did you mean 'recall'\?\)"
+    ):
+        grid(table=table, figure={"kind": "seeds", "columns": ["recal"]})

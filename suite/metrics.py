@@ -43,6 +43,8 @@ class Domain(NamedTuple):
 
 
 FINITE = Domain()
+SPENT = ("train_seconds", "train_flops", "train_tokens")
+"""Metrics of all steps up to a step, which stand beside every evaluation; the last one is that of the run."""
 
 
 def _all(

@@ -10,7 +10,7 @@ paper's sentences on the cells, `figure` collects the data of the figure, and `r
 what of a paper's numbers and claims that is, for terminal, page and documents alike. `layout` turns a report into a
 `document` of strings, of which `brief` keeps what fits a screen, as `against` does with a comparison of its rows, and
 `printing` and `latex` print it. `draw` draws its figure on a `sheet`, with the words of `finding`: every seed
-(`seeds`), `lines`, what it costs (`costs`, `frontier`) or fields (`tiles`). A `board` has the reports of all
+(`seeds`), `lines`, what it costs (`costs`, `frontier`, `curves`) or fields (`tiles`). A `board` has the reports of all
 experiments or of a paper, and `page` makes of it an HTML page whose views `home.js` (three questions), `subjects.js`
 (a mixer, pair, task or experiment) and `lists.js` (all cells, claims, kernels) draw. `operators` is the document of the
 operators' speed, whose timings `speed` reads with their `floors` and `changes` compares, and `arena` that of their

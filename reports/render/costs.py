@@ -1,13 +1,19 @@
-"""What the rows of a table cost, by their own runs or by another experiment, as a figure shows it."""
+"""What the rows of a table cost, by their own runs or by another experiment, and what they measured on the way."""
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from subquad.reports.render.report import SUMS, Report
+import numpy as np
+
+from subquad.reports.render.document import shown
+from subquad.reports.render.report import Report
 from subquad.reports.render.rows import StoredRun
+from subquad.suite.metrics import SPENT
+from subquad.suite.settings.grid import lookup
 from subquad.suite.settings.report_spec import CostSpec
 
 FACTORS = {
@@ -15,11 +21,12 @@ FACTORS = {
     "num_parameters": 1e-3,
     "peak_memory": 2.0**-30,
     "train_flops": 1e-15,
+    "train_seconds": 1 / 60,
     "train_throughput": 1e-3,
     "train_tokens": 1e-6,
 }
 """Metric to the factor by which its values are shown: KiB of numbers in fp32, thousands of parameters, GiB, 10^15
-operations, thousands of tokens a second, millions of tokens. The label of the cost says so."""
+operations, minutes, thousands of tokens a second, millions of tokens. The label of the cost says so."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,7 @@ def _own(report: Report, cost: CostSpec) -> CostColumn:
 def _measured(run: StoredRun, metric: str) -> list[float]:
     """All values of a metric of a run; of one that adds up over the training, the last."""
     found = run.values.of_metric(metric)
-    if metric in SUMS:
+    if metric in SPENT:
         found = sorted(found, key=lambda value: value.step)[-1:]
     return [value.value for value in found if value.value is not None]
 
@@ -78,3 +85,84 @@ def _other(shown: Report, cost: CostSpec) -> CostColumn | None:
     values = {cell.row: cell.median for cell in cells if cell.median is not None}
     where = f" on {report.device}" if report.device else ""
     return CostColumn(cost.label, values, f"{cost.label}: {cost.note or cost.column}{where} ({cost.experiment}).")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What the seeds of one row and column measured on the way, against a cost."""
+
+    row: str
+    column: str
+    seeds: tuple[tuple[tuple[float, float], ...], ...]
+    """For each seed, cost and value of every evaluation, in the order of its steps."""
+    is_budget: bool
+    """Whether this cost is the budget of the runs, so that all end with it, apart from a part of their last step."""
+
+    @property
+    def end(self) -> float:
+        """The largest cost at which every seed is known."""
+        return math.inf if self.is_budget else min(seed[-1][0] for seed in self.seeds)
+
+    def at(self, cost: float) -> tuple[float, ...]:
+        """The value of each seed at a cost, between two evaluations by a straight line; empty where one has none."""
+        known = max(seed[0][0] for seed in self.seeds) <= cost <= self.end
+        return tuple(float(np.interp(cost, *np.transpose(seed))) for seed in self.seeds) if known else ()
+
+    @property
+    def middle(self) -> tuple[tuple[float, float], ...]:
+        """The median over the seeds, at every cost of an evaluation at which all of them are known."""
+        costs = sorted({cost for seed in self.seeds for cost, _ in seed})
+        return tuple((cost, statistics.median(values)) for cost in costs if (values := self.at(cost)))
+
+
+def curves_of(report: Report, cost: CostSpec) -> list[Curve]:
+    """The curve of every cell against a cost that is counted on the way; none where its runs have no evaluations."""
+    runs = {run.run_id: run for run in report.runs}
+    budget = f"train.budget.{cost.metric.removeprefix('train_')}"
+    found = []
+    for cell in report.cells:
+        ended = [run for run in map(runs.get, cell.run_ids) if run is not None and run.status == "ok"]
+        seeds = tuple(points for run in ended if (points := _on_the_way(report, cost, run)))
+        is_budget = all(lookup(run.config, budget) is not None for run in ended)
+        found += [Curve(cell.row, cell.column, seeds, is_budget)] * bool(seeds)
+    return found
+
+
+def _on_the_way(report: Report, cost: CostSpec, run: StoredRun) -> tuple[tuple[float, float], ...]:
+    spec, factor = report.figure.spec, FACTORS[cost.metric]
+    spent = {one.step: factor * one.value for one in run.values.of_metric(cost.metric) if one.value is not None}
+    values = {
+        one.step: shown(one.value, one.unit, spec.percent)
+        for one in run.values.of(spec.y, spec.split, "")
+        if one.value is not None
+    }
+    return tuple((spent[step], values[step]) for step in sorted(spent.keys() & values.keys()))
+
+
+def band_of(rows: Sequence[Sequence[float]], lower: bool) -> tuple[float, float] | None:
+    """The smallest and the largest seed of the best of several rows: a row of which a seed reaches there is a tie.
+
+    None where there is one row, or the best has one seed. lower: whether a smaller number is the better one.
+    """
+    there = [values for values in rows if values]
+    if len(there) < 2:
+        return None
+    best = (min if lower else max)(there, key=statistics.median)
+    return (min(best), max(best)) if len(best) > 1 else None
+
+
+def bands_of(curves: Sequence[Curve], lower: bool) -> list[tuple[float, float, float]]:
+    """Every cost of an evaluation, with `band_of` the rows that are known there, where there is one."""
+    costs = sorted({cost for curve in curves for seed in curve.seeds for cost, _ in seed})
+    found = [(cost, band_of([curve.at(cost) for curve in curves], lower)) for cost in costs]
+    return [(cost, *band) for cost, band in found if band is not None]
+
+
+def tied(curves: Sequence[Curve], lower: bool) -> set[str]:
+    """The rows of which a seed reaches those of the best row at the end of their budget, where all have that end."""
+    found = set()
+    for curve in curves if all(curve.is_budget for curve in curves) else ():
+        band, values = band_of([other.at(curve.end) for other in curves], lower), curve.at(curve.end)
+        if band is not None and values and (min(values) <= band[1] if lower else max(values) >= band[0]):
+            found.add(curve.row)
+    return found

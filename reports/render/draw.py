@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 
 from subquad.reports.render.costs import columns_of
 from subquad.reports.render.count import FEW, JUDGED
+from subquad.reports.render.curves import draw_curves, has_curves
 from subquad.reports.render.document import Document
 from subquad.reports.render.finding import words_of
 from subquad.reports.render.frontier import draw_costs
@@ -43,6 +44,8 @@ def draw(report: Report, width: Width = "page") -> Canvas | None:
         return None
     with matplotlib.rc_context(STYLE):
         kind = _kind(report)
+        if kind == "curves":
+            return settled(draw_curves(report, width))
         if kind in ("seeds", "costs"):
             costs = columns_of(report)
             words = words_of(report, [cost.note for cost in costs if cost.note])
@@ -53,8 +56,11 @@ def draw(report: Report, width: Width = "page") -> Canvas | None:
 
 
 def _kind(report: Report) -> str:
-    """The kind that the grid asks for; lines over a single x are none, and their seeds are drawn."""
+    """The kind that the grid asks for; lines over a single x and curves of one evaluation are none, and their seeds are
+    drawn."""
     figure = report.figure
+    if figure.spec.kind == "curves" and not has_curves(report):
+        return "seeds"
     if figure.spec.kind == "lines" and len({x for _, panel in figure.panels for x in ticks_of(panel)}) < 2:
         return "seeds" if any(cell.values for cell in report.cells) else "lines"
     return figure.spec.kind

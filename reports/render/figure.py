@@ -88,7 +88,7 @@ def make_figure(
     if spec.kind == "kernels":
         found = [kernel_panel(row, _runs_of(row, settled)) for row in plan.spec.rows]
         return Figure(spec, (), kernels=tuple(panel for panel in found if panel is not None))
-    if spec.kind in ("seeds", "costs", "cells"):
+    if spec.kind in ("seeds", "costs", "curves", "cells"):
         return Figure(spec, (), cells=tuple(cells) if any(cell.mean is not None for cell in cells) else ())
     device = ""
     if spec.x.endswith("throughput"):

@@ -88,6 +88,13 @@ def value_label(report: Report) -> str:
     return f"{split} {metric}".strip() + (f" ({brackets})" if brackets else "")
 
 
+def on_the_way_label(report: Report) -> str:
+    """The same of a figure of evaluations on the way: `validation bits per byte (lower is better)`."""
+    spec = report.figure.spec
+    lower = " (lower is better)" if smaller_is_better(spec.y) else ""
+    return spec.y_label or f"{SPLITS[spec.split]} {spec.y.replace('_', ' ')}{lower}"
+
+
 def finding(report: Report) -> str:
     """How many rows succeed in every column with every seed, if that is the same at every threshold; or nothing."""
     select = report.config.select

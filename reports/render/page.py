@@ -11,15 +11,18 @@ import gzip
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from subquad.reports.render.board import NOTES, NUMBERS, Board, counts_of, crossovers, folder_of, health
 from subquad.reports.render.changes import RULE, Change, changes_of
+from subquad.reports.render.costs import Curve, curves_of, tied
 from subquad.reports.render.count import CELLS, PAPERS, claims_text, count, prefix
 from subquad.reports.render.figure import colors_of
+from subquad.reports.render.finding import on_the_way_label
 from subquad.reports.render.judge import Cell, setting_text
 from subquad.reports.render.layout import claim_texts, last_text, ours_text, paper_text, seeds_text
 from subquad.reports.render.printing import style
@@ -95,6 +98,7 @@ def page_data(board: Board) -> dict[str, Any]:
             [i, claim.verdict, *claim_texts(claim)] for i, report in enumerate(board.reports) for claim in report.claims
         ],
         "rates": [found for i, report in enumerate(reports) for found in _rates(report, i)],
+        "onTheWay": [found for i, report in enumerate(reports) for found in _on_the_way(report, i)],
         "tradeoff": [found for i, report in enumerate(reports) if (found := _tradeoff(report, i))["points"]],
         "kernels": _kernels(points_of(board.kernels)),
         "changeRule": RULE,
@@ -269,6 +273,43 @@ def _tradeoff(report: Report, index: int) -> dict[str, Any]:
             ]
         )
     return {"experiment": index, "points": points, "colors": colors_of(cell.row for cell in report.cells)}
+
+
+def _on_the_way(report: Report, index: int) -> Iterator[dict[str, Any]]:
+    """For each column of a report whose figure is curves: against each cost [label, [[row, its seeds, their median,
+    whether it is a tie with the best], ...]], the best row first."""
+    spec = report.figure.spec
+    lower = bool(smaller_is_better(spec.y))
+
+    def merit(curve: Curve) -> float:
+        middle = statistics.median(seed[-1][1] for seed in curve.seeds)
+        return middle if lower else -middle
+
+    shown = spec.costs if spec.kind == "curves" else ()
+    found = {cost.label: sorted(curves_of(report, cost), key=merit) for cost in shown}
+    for column in report.spec.columns:
+        there = {label: [curve for curve in curves if curve.column == column] for label, curves in found.items()}
+        if any(len(seed) > 1 for curves in there.values() for curve in curves for seed in curve.seeds):
+            yield {
+                "experiment": index,
+                "column": column,
+                "value": on_the_way_label(report),
+                "colors": colors_of(curve.row for curves in there.values() for curve in curves),
+                "costs": [
+                    [
+                        label,
+                        [
+                            [c.row, _points(c.seeds), _points([c.middle])[0], c.row in tied(curves, lower)]
+                            for c in curves
+                        ],
+                    ]
+                    for label, curves in there.items()
+                ],
+            }
+
+
+def _points(seeds: Sequence[Sequence[tuple[float, float]]]) -> list[list[list[float | None]]]:
+    return [[[_short(x), _short(y)] for x, y in seed] for seed in seeds]
 
 
 def _any_slice(run: StoredRun, metric: str) -> float | None:

@@ -45,6 +45,7 @@ from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
 from subquad.reports.render.rows import StoredRun, as_rows, load_runs
 from subquad.reports.render.selection import Settled, select_runs, training_times
 from subquad.suite.environment import CALL
+from subquad.suite.metrics import SPENT
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_defaults, lookup
 from subquad.suite.settings.report_spec import FigureSpec, Source, TableSpec
@@ -206,8 +207,6 @@ COST_METRICS = {
     "peak_rss": "peak process memory (B)",
 }
 """Metric to its column title, in the order of the columns."""
-SUMS = ("train_flops", "train_tokens")
-"""Metrics of all steps up to a step, of which the last one is that of the run."""
 AT_LENGTHS = ("state_size", "decode_flops")
 """Metrics whose slice names the length at which they were taken."""
 
@@ -255,7 +254,7 @@ def _cost(label: str, device: str, runs: Sequence[StoredRun]) -> Cost:
         for run in runs:
             latest = max((value.step for value in run.values.of_metric(metric)), default=0)
             for value in run.values.of_metric(metric):
-                if value.value is None or (metric in SUMS and value.step < latest):
+                if value.value is None or (metric in SPENT and value.step < latest):
                     continue
                 if metric == "state_size":
                     length = value.slice

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from subquad.reports.render.costs import CostColumn
+from subquad.reports.render.costs import CostColumn, band_of
 from subquad.reports.render.finding import DECIDED, Words
 from subquad.reports.render.judge import ROUNDING, Cell, shortfall
 from subquad.reports.render.report import Report
@@ -49,6 +49,8 @@ PLAIN = "#333333"
 """Colour of a cell that nothing judges, with diamonds in place of circles."""
 BAND = "#d9e4ee"
 """Colour behind the seeds of the best row."""
+TIES = (Patch(color=BAND), "seeds of the best row: a row that reaches there is a tie")
+"""The entry of a legend for it."""
 PITCH = 0.13
 """Height of a row of three seeds, in inches; more seeds need more room."""
 COST_GAP = 0.08
@@ -136,11 +138,9 @@ def ranked(lines: Mapping[tuple[str, str], Line], lower: bool) -> list[str]:
 def ties(report: Report, column: str, lines: Sequence[Line | None]) -> tuple[float, float] | None:
     """The smallest and the largest seed of the best row of a panel; None where seeds are judged, or it has just one."""
     there = [line for line in lines if line is not None and line.values]
-    if len(there) < 2 or any(line.color != PLAIN or line.paper is not None for line in there):
+    if any(line.color != PLAIN or line.paper is not None for line in there):
         return None
-    choose = min if smaller_is_better(report.spec.of(column, "metric")) else max
-    best = choose(there, key=lambda line: statistics.median(line.values))
-    return (min(best.values), max(best.values)) if len(best.values) > 1 else None
+    return band_of([line.values for line in there], bool(smaller_is_better(report.spec.of(column, "metric"))))
 
 
 NARROWEST: Mapping[Width, float] = {"page": 0.7, "column": 0.4}
@@ -287,7 +287,7 @@ def _legend(report: Report, lines: Mapping[tuple[str, str], Line]) -> list[tuple
         found.append((Line2D([], [], ls="none", marker="|", ms=7, mew=1.3, color="black"), report.spec.reference))
     columns = dict.fromkeys(column for _, column in lines)
     if any(ties(report, c, [line for place, line in lines.items() if place[1] == c]) for c in columns):
-        found.append((Patch(color=BAND), "seeds of the best row: a row that reaches there is a tie"))
+        found.append(TIES)
     if any(report.spec.of(column, "chance") is not None for _, column in lines):
         found.append((Line2D([], [], ls=":", lw=0.9, color="black"), "chance"))
     return found

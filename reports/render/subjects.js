@@ -35,6 +35,7 @@ function experiment(main) {
       element("a", { href: link("cells", { experiment: e.name, scale: e.scale }) }, "every cell with its seeds")),
   ));
   main.append(verdictMatrix(e, there));
+  onTheWay(main, i);
   if (e.cost) main.append(costs);
   const said = claimRows().filter((row) => row.experiment === i);
   if (said.length) claimTable(main, "Claims of the paper", said, false);
@@ -75,6 +76,46 @@ function hoursText(runs) {
 function duration(seconds) {
   if (seconds >= 5400) return `${short(seconds / 3600)} hours`;
   return seconds >= 90 ? `${short(seconds / 60)} minutes` : `${short(seconds)} s`;
+}
+
+/** What rows measured on the way against each cost, as charts, and the ends of their curves as a table. */
+function onTheWay(main, i) {
+  for (const { column, value, colors, costs } of data.onTheWay.filter((one) => one.experiment === i)) {
+    main.append(element("h2", {}, `On the way: ${column}`),
+      element("p", { class: "muted" }, "A thin line is a seed, a thick one the median over the seeds. The table has the ends of the curves."));
+    const charts = element("div", { class: "charts" });
+    const lines = [];
+    for (const [label, curves] of costs) {
+      const series = curves.flatMap(([row, seeds, middle]) => [
+        ...seeds.map((points) => ({ label: row, color: colors[row], points, line: true, width: seeds.length > 1 ? 0.6 : 2, dots: false })),
+        ...(seeds.length > 1 ? [{ label: row, color: colors[row], points: middle, line: true, width: 2, dots: false }] : []),
+      ]);
+      charts.append(element("figure", {}, element("figcaption", {}, `against ${label}`),
+        chart({ series, logX: true, logY: true, xLabel: label, yLabel: value, title: `${value} against ${label}, ${column}` })));
+      for (const [row, seeds, , tie] of curves) {
+        const line = lines.find((one) => one.row === row) || lines[lines.push({ row, ends: new Map(), tie: false, values: [] }) - 1];
+        const ends = seeds.map((points) => points[points.length - 1]);
+        line.ends.set(label, middle(ends.map(([x]) => x)));
+        line.values = ends.map(([, y]) => y);
+        line.tie = line.tie || tie;
+      }
+    }
+    main.append(charts, legend(lines.map(({ row }) => ({ label: row, color: colors[row] }))));
+    table(main, {
+      caption: `${value} at the end, ${column}`,
+      rows: lines,
+      words: false,
+      columns: [
+        { title: "row", text: (line) => line.row },
+        { title: "median", number: true, text: (line) => middle(line.values).toPrecision(4), sort: (line) => middle(line.values) },
+        { title: "seeds", text: (line) => line.values.map((each) => each.toPrecision(4)).join(", ") },
+        { title: "best, or a tie with it", text: (line) => (line.tie ? "yes" : "") },
+        ...costs.map(([label]) => ({
+          title: label, number: true, text: (line) => (line.ends.has(label) ? short(line.ends.get(label)) : ""), sort: (line) => line.ends.get(label) || null,
+        })),
+      ],
+    });
+  }
 }
 
 /** The table as the paper has it: ours, the paper's number below it, coloured by the verdict, which a sign repeats. */

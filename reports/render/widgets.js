@@ -223,7 +223,7 @@ function compare(a, b, sign) {
  * A chart of points and lines, with logarithmic axes where asked.
  *
  * lengths: x are sequence lengths, which are ticks themselves.
- * series: {label, color, points: [[x, y, title]], line?, band?: [[x, low, high]], dashed?}
+ * series: {label, color, points: [[x, y, title]], line?, width?, dots?, band?: [[x, low, high]], dashed?}
  */
 function chart({ series, width = 420, height = 250, xLabel = "", yLabel = "", logX = false, logY = false, lengths = false, title = "" }) {
   const left = 58, right = 12, top = 10, bottom = 38;
@@ -261,10 +261,10 @@ function chart({ series, width = 420, height = 250, xLabel = "", yLabel = "", lo
     }
     if (s.line) {
       root.append(shape("polyline", {
-        points: path(s.points), fill: "none", stroke: s.color, "stroke-width": 1.5, "stroke-dasharray": s.dashed ? "4 3" : "",
-      }));
+        points: path(s.points), fill: "none", stroke: s.color, "stroke-width": s.width || 1.5, "stroke-dasharray": s.dashed ? "4 3" : "",
+      }, shape("title", {}, s.label)));
     }
-    for (const point of s.line && s.points.length > 20 ? [] : s.points) {
+    for (const point of s.dots === false || (s.line && s.points.length > 20) ? [] : s.points) {
       root.append(shape(
         "circle",
         { cx: x.at(point[0]), cy: y.at(point[1]), r: 3.2, fill: s.color, "fill-opacity": 0.75 },

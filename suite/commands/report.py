@@ -51,6 +51,7 @@ class FigureKind(StrEnum):
     lines = "lines"
     seeds = "seeds"
     costs = "costs"
+    curves = "curves"
     cells = "cells"
     changes = "changes"
     shares = "shares"
@@ -147,7 +148,7 @@ def report(
     if figure and (every or by or against or paper or experiment in (None, TABLES, ARENA)):
         raise ValueError("report --figure: name the one experiment of which to draw another figure")
     if figure and of_kernels != (experiment == KERNELS):
-        kinds = "changes or shares" if experiment == KERNELS else "lines, seeds, costs or cells"
+        kinds = "changes or shares" if experiment == KERNELS else "lines, seeds, costs, curves or cells"
         raise ValueError(f"report {experiment} --figure {figure}: the figures of {experiment} are {kinds}")
     rendered: Any
     if every and experiment is not None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from subquad.suite.bounds import NonNegative, Score
-from subquad.suite.metrics import check_direction, smaller_is_better
+from subquad.suite.metrics import SPENT, check_direction, smaller_is_better
 from subquad.suite.options import Config
 
 
@@ -134,7 +134,7 @@ class CostSpec(Config):
     metric: str = ""
     """A metric of the table's own runs: their median. States (`state_size`) are shown in KiB of fp32, parameters
     (`num_parameters`) in thousands, memory (`peak_memory`) in GiB, `train_throughput` in K tokens/s, `train_tokens`
-    in millions and `train_flops` in 10^15; every other metric as it is stored."""
+    in millions, `train_flops` in 10^15 and `train_seconds` in minutes; every other metric as it is stored."""
     experiment: str = ""
     """Another experiment, whose rows have the same labels."""
     column: str = ""
@@ -149,7 +149,7 @@ class CostSpec(Config):
         return self
 
 
-FigureKind = Literal["lines", "seeds", "costs", "cells", "kernels", "successes"]
+FigureKind = Literal["lines", "seeds", "costs", "curves", "cells", "kernels", "successes"]
 
 
 class FigureSpec(Config):
@@ -159,6 +159,8 @@ class FigureSpec(Config):
     """`lines`: a line for each row of the table over `x`; where the paper has numbers, a panel for each row.
     `seeds`: every seed of every cell, a line for each row of the table, with `costs` as columns beside it.
     `costs`: each cell against each of the `costs`, with the frontier.
+    `curves`: the evaluations on the way of every seed of every cell, against each of the `costs`, which are metrics
+    that are counted on the way (`train_seconds`, `train_flops`, `train_tokens`).
     `cells`: the table itself, its cells coloured and the best rows first.
     `kernels`: what `train.record_kernels` recorded, a panel for every row of the table, without other options.
     `successes`: share of the seeds that reach `select.success` at every value of `select.best_of`, a line for every
@@ -190,7 +192,7 @@ class FigureSpec(Config):
             raise ValueError("x: a figure of kind lines needs one, such as slice.length")
         if self.kind in ("kernels", "successes") and self.x:
             raise ValueError(f"x: a figure of kind {self.kind} has none, got {self.x!r}")
-        if self.kind in ("seeds", "costs", "cells") and self.x.startswith("metric."):
+        if self.kind in ("seeds", "costs", "curves", "cells") and self.x.startswith("metric."):
             raise ValueError(f"x: a figure of kind {self.kind} shows what its rows cost in `costs`, got {self.x!r}")
         if self.kind != "seeds" and self.order != "best":
             raise ValueError(f"order: only a figure of kind seeds has one, got {self.order!r} for kind {self.kind}")
@@ -199,6 +201,11 @@ class FigureSpec(Config):
         if self.kind == "costs" and not self.costs:
             raise ValueError(
                 "costs: a figure of kind costs needs one, such as {metric: state_size, label: state (KiB)}"
+            )
+        if self.kind == "curves" and not (self.costs and all(cost.metric in SPENT for cost in self.costs)):
+            raise ValueError(
+                f"costs: a figure of kind curves needs one or more with a metric of {', '.join(SPENT)}, such as "
+                "{metric: train_seconds, label: minutes}"
             )
         return self
 

@@ -13,6 +13,7 @@ from subquad.reports.render import report_of
 from subquad.reports.render.draw import draw, draw_board
 from subquad.reports.render.finding import devices_of
 from subquad.reports.render.sheet import TEXT, WIDTHS, measure, wrapped
+from subquad.suite.metrics import SPENT
 from subquad.suite.settings.config import load_experiment
 from tests.reports.committed import HOME, ROWS
 from tests.reports.drawn import faults, words
@@ -39,13 +40,17 @@ def hard(make, kind, *, columns=4, rows=12, published=False):
         "lines": {"kind": "lines", "x": "slice.length", "x_log2": True, "x_label": "length", "y_label": "accuracy (%)"},
         "words": {"kind": "lines", "x": "column", "y_label": "accuracy (%)"},
         "successes": {"kind": "successes", "x_label": "learning rate"},
+        "curves": {"kind": "curves", "split": "valid", "costs": [{"metric": name, "label": name} for name in SPENT]},
     }
     figure = figures.get(kind, {"kind": kind, "costs": COSTS if kind in ("seeds", "costs") else []})
     runs = []
     for i in range(rows):
         for seed, test in enumerate((1.0, 0.03 * i, 0.5)):
             slices = {f"length={2**column}": test for column in range(columns)}
-            runs.append(make_run(f"m{i}", "induction-heads", seed, test, valid={100: test}, slices=slices))
+            run = make_run(f"m{i}", "induction-heads", seed, test, valid={100: test, 50: test / 2}, slices=slices)
+            for name in SPENT if kind == "curves" else ():
+                run += [{**run[-1], "metric": name, "value": 10.0**i * step, "step": step} for step in (50, 100)]
+            runs.append(run)
     sweep = {"model.name": [f"m{i}" for i in range(rows)], "train.lr": [5e-4, 1e-2]}
     texts = dict(NONE)
     if published:
@@ -68,6 +73,8 @@ def hard(make, kind, *, columns=4, rows=12, published=False):
         ("lines", {"rows": 5}, "column"),
         ("words", {"columns": 7, "rows": 5}, "column"),
         ("successes", {"rows": 3, "columns": 1}, "column"),
+        ("curves", {"rows": 14, "columns": 2}, "page"),
+        ("curves", {"columns": 1}, "column"),
     ],
 )
 def test_nothing_is_cut_covered_or_too_small_to_read(make, kind, shape, width):

@@ -122,7 +122,7 @@ REFUSED = [
     ),
     ("report quickstart --full --format md", "report --full: md has all tables", "leave it out"),
     ("report kernels --figure cells", "the figures of kernels are changes or shares"),
-    ("report h3/table2 --figure shares", "the figures of h3/table2 are lines, seeds, costs or cells"),
+    ("report h3/table2 --figure shares", "the figures of h3/table2 are lines, seeds, costs, curves or cells"),
     ("report h3 --figure cells", "report --figure: name the one experiment"),
     ("report quickstart --figure costs", "quickstart --figure costs: a figure of kind costs needs one"),
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),

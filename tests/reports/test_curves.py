@@ -1,0 +1,185 @@
+"""What rows measured on the way against a cost: every seed at what it had spent, and a tie is drawn as one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from matplotlib.colors import to_hex
+
+from subquad.reports.render import Board
+from subquad.reports.render.costs import curves_of
+from subquad.reports.render.curves import spread
+from subquad.reports.render.draw import draw
+from subquad.reports.render.page import page_data
+from subquad.reports.render.seeds import BAND
+from subquad.suite.metrics import SPENT
+from subquad.suite.options import parse
+from subquad.suite.settings.report_spec import FigureSpec
+from subquad.suite.store import storage
+from tests.reports.drawn import words
+from tests.reports.made import grid, make_run
+
+MINUTES = {"metric": "train_seconds", "label": "minutes"}
+OPERATIONS = {"metric": "train_flops", "label": "operations (10^15)"}
+NONE = {
+    "expected": "row,column,value,unit,better,seeds,hardware,note,source\n",
+    "claims": "claim,left,comparison,right,source\n",
+}
+
+
+def run_of(model, seed, points, *, spent=SPENT, budget="seconds", **options):
+    """A run with (step, seconds, accuracy) of each evaluation, in the order in which they are stored."""
+    valid = {step: value for step, _, value in points}
+    train = {"budget": {budget: 180.0}}
+    run = make_run(model, "induction-heads", seed, points[-1][2], valid=valid, train=train, **options)
+    scale = {"train_seconds": 1.0, "train_flops": 1e13, "train_tokens": 1e3}
+    return run + [
+        {**run[-1], "metric": metric, "value": scale[metric] * seconds, "step": step, "status": "ok"}
+        for metric in spent
+        for step, seconds, _ in points
+    ]
+
+
+def report_of(make, *runs, costs=(MINUTES,), models=("h3", "s4d")):
+    table = {"rows": {name: {"model.name": name} for name in models}, "columns": {"text": {}}}
+    figure = {"kind": "curves", "split": "valid", "costs": list(costs)}
+    return make(*runs, config=grid(table=table, sweep={"model.name": list(models)}, figure=figure), **NONE)
+
+
+def flat(value, first=60.0):
+    """Evaluations after a half and after the whole of a budget."""
+    return [(50, first, value), (100, 180.0, value)]
+
+
+def test_a_value_stands_at_what_its_own_run_had_spent_after_the_same_step(make):
+    """Not at the step, nor at the seconds of another seed or of a neighbouring evaluation."""
+    one, two = [(10, 60.0, 0.25), (20, 120.0, 0.5)], [(7, 90.0, 0.5), (9, 150.0, 0.75)]
+    report = report_of(make, run_of("h3", 0, one), run_of("h3", 1, two), costs=(MINUTES, OPERATIONS))
+    minutes, operations = (curves_of(report, cost)[0].seeds for cost in report.figure.spec.costs)
+    assert minutes == (((1.0, 25.0), (2.0, 50.0)), ((1.5, 50.0), (2.5, 75.0)))
+    assert operations[0] == ((pytest.approx(0.6), 25.0), (pytest.approx(1.2), 50.0))
+    labels = [ax.get_xlabel() for ax in draw(report).axes if ax.get_visible()]
+    assert labels == ["minutes", "operations (10^15)"]
+
+
+def test_rows_in_another_order_than_their_steps_give_the_same_line(make):
+    points = [(10, 18.0, 0.1), (20, 36.0, 0.2), (30, 54.0, 0.3)]
+    (curve,) = curves_of(report_of(make, run_of("h3", 0, [points[2], points[0], points[1]])), _cost(MINUTES))
+    (seed,) = curve.seeds
+    assert [x for x, _ in seed] == sorted(x for x, _ in seed)
+    assert [y for _, y in seed] == pytest.approx([10.0, 20.0, 30.0])
+
+
+def _cost(values):
+    return parse(FigureSpec, {"kind": "curves", "costs": [values]}, "figure").costs[0]
+
+
+def test_every_seed_is_a_line_and_the_median_another(make):
+    runs = [run_of("h3", seed, flat(value)) for seed, value in enumerate((0.25, 0.5, 0.875))]
+    axes = draw(report_of(make, *runs)).axes[0]
+    lines = [tuple(map(float, line.get_ydata())) for line in axes.lines if line.get_transform() == axes.transData]
+    assert lines == [(25.0, 25.0), (50.0, 50.0), (87.5, 87.5), (50.0, 50.0)]
+    diverged = run_of("h3", 3, flat(0.1), status="diverged")
+    (curve,) = curves_of(report_of(make, *runs, diverged), _cost(MINUTES))
+    assert len(curve.seeds) == 3, "a run that diverged has no curve"
+
+
+def test_a_seed_with_an_evaluation_less_is_compared_at_equal_cost(make):
+    """By the place of the evaluation, the second of one would be averaged with a much later one of the other."""
+    whole = [(10, 60.0, 0.25), (20, 120.0, 0.5), (30, 180.0, 0.75)]
+    runs = [run_of("h3", 0, whole), run_of("h3", 1, [whole[0], whole[2]])]
+    (curve,) = curves_of(report_of(make, *runs), _cost(MINUTES))
+    assert curve.middle == ((1.0, 25.0), (2.0, 50.0), (3.0, 75.0))
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [((0.3, 0.4), {"h3"}), ((0.3, 0.5), {"h3", "s4d"}), ((0.5, 0.51), {"h3", "s4d"}), ((0.7, 0.8), {"s4d"})],
+)
+def test_a_row_that_reaches_the_seeds_of_the_best_is_a_tie_and_no_other_row_is(make, other, names):
+    runs = [run_of("h3", seed, flat(value)) for seed, value in enumerate((0.5, 0.6))]
+    runs += [run_of("s4d", seed, flat(value)) for seed, value in enumerate(other)]
+    canvas = draw(report_of(make, *runs))
+    texts = {text.get_text().split()[1]: text for text in canvas.axes[0].texts}
+    assert texts.keys() == {"h3", "s4d"}
+    marked = {row for row, text in texts.items() if to_hex(text.get_bbox_patch().get_facecolor(), True)[:7] == BAND}
+    assert marked == names
+    best = (50.0, 60.0) if "h3" in names else (70.0, 80.0)
+    (band,) = canvas.axes[0].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx(best)
+    assert "a row that reaches there is a tie" in words(canvas)
+
+
+def test_ties_at_equal_operations_are_where_both_rows_have_come_so_far(make):
+    """In equal minutes the slower row takes half of the operations: it is the best at those, and ties with no end."""
+    slow = [[(10, 30.0, value), (20, 90.0, value)] for value in (0.5, 0.6)]
+    runs = [run_of("s4d", seed, points) for seed, points in enumerate(slow)]
+    fast = [[(10, 60.0, low), (20, 180.0, high)] for low, high in ((0.2, 0.8), (0.3, 0.9))]
+    runs += [run_of("h3", seed, points) for seed, points in enumerate(fast)]
+    canvas = draw(report_of(make, *runs, costs=(OPERATIONS,)))
+    (band,) = canvas.axes[0].collections
+    x, y = band.get_paths()[0].vertices.T
+    assert (x.min(), x.max()) == pytest.approx((0.6, 0.9))
+    assert (y.min(), y.max()) == pytest.approx((50.0, 60.0))
+    assert all(text.get_bbox_patch().get_facecolor()[3] == 0 for text in canvas.axes[0].texts)
+
+
+@pytest.mark.parametrize("values", [{"h3": (0.5, 0.6)}, {"h3": (0.5,), "s4d": (0.5,)}])
+def test_one_row_or_one_seed_is_no_tie(make, values):
+    canvas = draw(report_of(make, *(run_of(m, i, flat(v)) for m, found in values.items() for i, v in enumerate(found))))
+    assert "tie" not in words(canvas)
+    assert len(canvas.axes[0].collections) == 0
+    assert len(canvas.axes[0].texts) == len(values)
+
+
+def test_a_row_without_a_run_or_without_counted_operations_is_named_and_not_drawn(make):
+    report = report_of(
+        make,
+        run_of("h3", 0, flat(0.5)),
+        run_of("s4d", 0, flat(0.4), spent=("train_seconds",)),
+        costs=(OPERATIONS, MINUTES),
+        models=("h3", "s4d", "gss"),
+    )
+    canvas = draw(report)
+    said = words(canvas)
+    assert "Not run: gss." in said
+    assert "Not known on the way: operations (10^15) of s4d." in said
+    lines = [[line for line in ax.lines if line.get_transform() == ax.transData] for ax in canvas.axes[:2]]
+    assert list(map(len, lines)) == [1, 2]
+
+
+def test_runs_of_one_evaluation_show_their_seeds(make):
+    axes = draw(report_of(make, run_of("h3", 0, [(100, 180.0, 0.5)]))).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["h3"]
+
+
+def test_curves_need_costs_that_are_counted_on_the_way():
+    for costs in ([], [{"metric": "state_size", "label": "state"}]):
+        with pytest.raises(ValueError, match="a metric of train_seconds, train_flops, train_tokens"):
+            parse(FigureSpec, {"kind": "curves", "costs": costs}, "figure")
+
+
+def test_names_beside_a_panel_do_not_cover_each_other_and_stay_inside():
+    heights = [0.2, 0.1, 0.3, 0.2]
+    centres = spread([0.02, 0.5, 0.51, 0.99], heights)
+    edges = [(centre - height / 2, centre + height / 2) for centre, height in zip(centres, heights, strict=True)]
+    assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(edges))
+    assert edges[-1][1] <= 1 + 1e-9
+
+
+def test_the_page_of_everything_has_every_seed_and_the_ties(make):
+    runs = [
+        run_of(m, seed, flat(v)) for m, vs in (("s4d", (0.1, 0.2)), ("h3", (0.5, 0.6))) for seed, v in enumerate(vs)
+    ]
+    report = report_of(make, *runs, costs=(MINUTES, OPERATIONS))
+    kernels = storage.SCHEMA.empty_table().to_pandas()
+    (found,) = page_data(Board("overview", (report,), (), kernels))["onTheWay"]
+    assert (found["column"], found["value"]) == ("text", "validation accuracy")
+    (minutes, curves), (operations, _) = found["costs"]
+    assert (minutes, operations) == ("minutes", "operations (10^15)")
+    assert [(row, len(seeds), middle[-1], tie) for row, seeds, middle, tie in curves] == [
+        ("h3", 2, [3.0, 55.0], True),
+        ("s4d", 2, [3.0, 15.0], False),
+    ]

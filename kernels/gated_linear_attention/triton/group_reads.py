@@ -116,7 +116,7 @@ def _group_read_kernel(
 
 @triton.jit
 def _group_values_kernel(
-    q, k, v, do, scores, log_decay, q_in, write, own, skip, states, dstates, dv, dg, dwrite, down, dskip, table,
+    q, k, v, do, scores, same, log_decay, q_in, write, own, skip, states, dstates, dv, dg, dwrite, down, dskip, table,
     T, num_t,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     do_stride_b, do_stride_t, do_stride_h, write_stride_b, write_stride_t, write_stride_h,
@@ -158,12 +158,11 @@ def _group_values_kernel(
         b_net = tl.sum(b_in * b_do.to(tl.float32), 1) * load_row(q_in + i_bh * T, 1, o_t, end)
         b_past = tl.sum(b_through, 0)
     G: tl.constexpr = H // GROUP
-    b_raw = load_tile(scores + (i_b * T * G + i_h // GROUP) * C, G * C, o_t, o_c, end, C).to(tl.float32)
-    b_scores = b_raw
+    b_scores = load_tile(scores + (i_b * T * G + i_h // GROUP) * C, G * C, o_t, o_c, end, C).to(tl.float32)
     b_write = tl.full([C], 1.0, tl.float32)
     if write is not None:
         b_write = load_row(write + i_b * write_stride_b + i_h * write_stride_h, write_stride_t, o_t, end)
-        b_same = tl.sum(tl.where(m_own, b_raw, 0.0), 0)
+        b_same = load_row(same + (i_b * G + i_h // GROUP) * T, 1, o_t, end)
         b_scores = tl.where(m_own, 0.0, b_scores)
     p_g = log_decay + i_bh * T
     b_g = load_head_decays(p_g, 1, o_t, o_t < end)
@@ -295,8 +294,9 @@ def gla_group_values(
     launch(
         _group_values_kernel,
         _group_reads_plan(plan, plan.tuning.group_values, v.shape, k.shape, strides, dv.stride(1)), q=q, k=k, v=v,
-        do=do, scores=factors.scores, log_decay=factors.log_decay, q_in=factors.q_in, **weights._asdict(),
-        states=states, dstates=dstates, dv=dv, dg=dg, dwrite=dwrite, down=down, dskip=dskip, table=plan.table,
+        do=do, scores=factors.scores, same=factors.same, log_decay=factors.log_decay, q_in=factors.q_in,
+        **weights._asdict(), states=states, dstates=dstates, dv=dv, dg=dg, dwrite=dwrite, down=down, dskip=dskip,
+        table=plan.table,
     )  # fmt: skip
     dg, dwrite, down = (None if x is None else x.squeeze(-1) if num_v == 1 else x.sum(-1) for x in (dg, dwrite, down))
     dweights = Weights(dwrite, down, None if dskip is None else dskip.sum((0, 1, 3)))

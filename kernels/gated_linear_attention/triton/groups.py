@@ -35,7 +35,7 @@ from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 @triton.jit
 def _group_scores_kernel(
-    q, k, g, write, scores, log_decay, q_in, k_out, decay, table,
+    q, k, g, write, scores, same, log_decay, q_in, k_out, decay, table,
     T, num_t, scale,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, g_stride_b, g_stride_t, g_stride_h,
     write_stride_b, write_stride_t, write_stride_h,
@@ -44,7 +44,8 @@ def _group_scores_kernel(
     """For one chunk of a group: its scores scale q k^T [C, C], and what other kernels need of the decays of its heads.
 
     log_decay is g with adjacent positions, q_in = scale exp(P), k_out = exp(R) w, all [B, H, T]; decay = exp(P_C). w is
-    1 where `write` is None.
+    1 where `write` is None. same is the diagonal of the scores, [B, G, T], or None: weights of positions have gradients
+    in float32, of which it is a factor, so it is not rounded as the operand of a product.
     """
     G: tl.constexpr = H // GROUP
     i_t, i_bg = tl.program_id(0) % num_t, (tl.program_id(0) // num_t).to(tl.int64)
@@ -64,6 +65,8 @@ def _group_scores_kernel(
     b_scores = tl.where(o_c[:, None] >= o_c[None, :], b_scores * scale, 0.0)
     store_tile(scores + (i_b * T * G + i_g) * C, G * C, o_t, o_c, end, C, as_operand(b_scores, dtype, PRECISION))
     m_t = o_t < end
+    if same is not None:
+        tl.store(same + i_bg * T + o_t, tl.sum(tl.where(o_c[:, None] == o_c[None, :], b_scores, 0.0), 1), mask=m_t)
     for i_h in range(i_g * GROUP, (i_g + 1) * GROUP):
         p_g = g + i_b * g_stride_b + i_h * g_stride_h
         b_g = load_head_decays(p_g, g_stride_t, o_t, m_t)
@@ -103,12 +106,14 @@ def gla_group_scores(plan: Plan, q: Tensor, k: Tensor, g: Tensor, write: Tensor 
     (batch, length, groups, _), heads = q.shape, g.shape[2]
     scores = q.new_empty((batch, length, groups, plan.chunk), dtype=plan.work)
     log_decay, q_in, k_out = (q.new_empty((batch, heads, length), dtype=torch.float32) for _ in range(3))
+    same = None if write is None else q.new_empty((batch, groups, length), dtype=torch.float32)
     decay = q.new_empty((batch, heads, plan.num_chunks(length)), dtype=torch.float32)
     launch(
         _group_scores_kernel, _group_scores_plan(plan, heads, q.shape, PositionStrides.of(q, k, g, write)), q=q, k=k,
-        g=g, write=write, scores=scores, log_decay=log_decay, q_in=q_in, k_out=k_out, decay=decay, table=plan.table,
+        g=g, write=write, scores=scores, same=same, log_decay=log_decay, q_in=q_in, k_out=k_out, decay=decay,
+        table=plan.table,
     )  # fmt: skip
-    return ChunkFactors(k_out, decay, q_in, scores, log_decay)
+    return ChunkFactors(k_out, decay, q_in, scores, log_decay, same)
 
 
 @triton.jit

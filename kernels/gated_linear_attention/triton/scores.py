@@ -128,6 +128,8 @@ class ChunkFactors(NamedTuple):
     """[B, T, H, C]: row i holds the scores of position i with all keys of its chunk."""
     log_decay: Tensor | None = None
     """The log-decays of heads that share queries and keys, [B, H, T], float32."""
+    same: Tensor | None = None
+    """The scores of positions with their own keys before they are rounded, [B, G, T], float32; only with weights."""
 
 
 NO_FACTORS = ChunkFactors()

@@ -11,22 +11,9 @@ import numpy as np
 
 from subquad.reports.render.document import shown
 from subquad.reports.render.report import Report
-from subquad.reports.render.rows import StoredRun
-from subquad.suite.metrics import SPENT
+from subquad.reports.render.rows import FACTORS, StoredRun
 from subquad.suite.settings.grid import lookup
 from subquad.suite.settings.report_spec import CostSpec
-
-FACTORS = {
-    "state_size": 4 / 1024,
-    "num_parameters": 1e-3,
-    "peak_memory": 2.0**-30,
-    "train_flops": 1e-15,
-    "train_seconds": 1 / 60,
-    "train_throughput": 1e-3,
-    "train_tokens": 1e-6,
-}
-"""Metric to the factor by which its values are shown: KiB of numbers in fp32, thousands of parameters, GiB, 10^15
-operations, minutes, thousands of tokens a second, millions of tokens. The label of the cost says so."""
 
 
 @dataclass(frozen=True)
@@ -62,19 +49,11 @@ def _own(report: Report, cost: CostSpec) -> CostColumn:
     values: dict[str, float] = {}
     for cell in report.cells:
         shown = [run for run in map(runs.get, cell.run_ids) if run is not None]
-        measured = [value for run in shown for value in _measured(run, cost.metric)]
+        measured = [value for run in shown for value in run.costs(cost.metric)]
         if measured:
-            value = FACTORS.get(cost.metric, 1.0) * statistics.median(measured)
+            value = statistics.median(measured)
             values[cell.row] = max(values.get(cell.row, value), value)
     return CostColumn(cost.label, values)
-
-
-def _measured(run: StoredRun, metric: str) -> list[float]:
-    """All values of a metric of a run; of one that adds up over the training, the last."""
-    found = run.values.of_metric(metric)
-    if metric in SPENT:
-        found = sorted(found, key=lambda value: value.step)[-1:]
-    return [value.value for value in found if value.value is not None]
 
 
 def _other(shown: Report, cost: CostSpec) -> CostColumn | None:

@@ -131,12 +131,9 @@ def _panel(spec: FigureSpec, run: StoredRun) -> str:
 
 def _cost(spec: FigureSpec, runs: Sequence[StoredRun]) -> float | None:
     """The x of a point in a figure over a cost: its median over the runs; None in other figures."""
-    found = [
-        value.value
-        for run in runs
-        for value in run.values.of_metric(spec.x.removeprefix("metric."))
-        if spec.x.startswith("metric.") and value.value is not None
-    ]
+    if not spec.x.startswith("metric."):
+        return None
+    found = [value for run in runs for value in run.costs(spec.x.removeprefix("metric."))]
     return statistics.median(found) if found else None
 
 

@@ -28,6 +28,7 @@ from subquad.reports.render.sheet import (
     Heading,
     Width,
     filled,
+    log_ticks,
     measure,
     sheet,
     verbatim,
@@ -184,9 +185,12 @@ class _Axis:
             kept = self._fitting()
             ax.set_xticks(kept, [self.tick(x) for x in kept])
             ax.xaxis.set_minor_locator(NullLocator())
+        elif self.log:
+            kept = log_ticks(min(self.found), max(self.found), self.room)
+            ax.set_xticks(kept, [rounded(x) for x in kept])
+            ax.xaxis.set_minor_locator(NullLocator())
         else:
-            if not self.log:
-                ax.xaxis.set_major_locator(MaxNLocator(max(int(self.room / 0.45), 1)))
+            ax.xaxis.set_major_locator(MaxNLocator(max(int(self.room / 0.45), 1)))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: rounded(value)))
             ax.xaxis.set_minor_formatter(NullFormatter())
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from subquad.suite.identity import setting_of
-from subquad.suite.metrics import smaller_is_better
+from subquad.suite.metrics import SPENT, smaller_is_better
 from subquad.suite.options import visible
 from subquad.suite.settings.grid import lookup
 from subquad.suite.store import storage
@@ -160,6 +160,19 @@ class Values:
         return self._columns.value(self._columns.of(self._run, metric, split, slice_name)[place])
 
 
+FACTORS = {
+    "state_size": 4 / 1024,
+    "num_parameters": 1e-3,
+    "peak_memory": 2.0**-30,
+    "train_flops": 1e-15,
+    "train_seconds": 1 / 60,
+    "train_throughput": 1e-3,
+    "train_tokens": 1e-6,
+}
+"""Metric to the factor by which its values are shown: KiB of numbers in fp32, thousands of parameters, GiB, 10^15
+operations, minutes, thousands of tokens a second, millions of tokens. The label of the cost says so."""
+
+
 @dataclass(frozen=True, eq=False)
 class StoredRun:
     """One run: how it ended, its resolved configuration and its measurements."""
@@ -195,6 +208,13 @@ class StoredRun:
             sign = -1.0 if smaller_is_better(metric) else 1.0
             return self.values.at(max(measured, key=lambda point: sign * point[1])[0], *name)
         return self.values.at(max(found, key=lambda point: point[1])[0], *name) if found else None
+
+    def costs(self, metric: str) -> list[float]:
+        """All values of a metric, times its factor; of one that adds up over the training, the last."""
+        found = self.values.of_metric(metric)
+        if metric in SPENT:
+            found = sorted(found, key=lambda value: value.step)[-1:]
+        return [FACTORS.get(metric, 1.0) * value.value for value in found if value.value is not None]
 
     def setting(self, without: Iterable[str] = ()) -> str:
         """The run's settings as text, without what `setting_of` leaves out."""

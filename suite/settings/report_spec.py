@@ -167,7 +167,8 @@ class FigureSpec(Config):
     cell of the table; the only options are labels."""
     x: str = ""
     """A dotted key (`model.d_model`), or `slice.length` for a part of the slice name, or `step`, or `column`, or a cost
-    of the runs (`metric.state_size`), of which a cell has one point, at the median. Only `lines` need it."""
+    of the runs (`metric.state_size`), of which a cell has one point, at the median, in the unit that `costs` have. Only
+    `lines` need it."""
     x_label: str = ""
     x_log2: bool = False
     trained: str = "task.length"

@@ -95,8 +95,17 @@ def test_a_figure_over_a_speed_has_one_point_a_row_from_the_device_of_most_runs(
     report = make(*runs, config=config)
     ((title, (series,)),) = report.figure.panels
     assert (title, series.label) == ("associative-recall", "H3")
-    assert [(point.x, point.seeds) for point in series.points] == [(3e6, (50.0, 60.0, 70.0))]
+    assert [(point.x, point.seeds) for point in series.points] == [(3e3, (50.0, 60.0, 70.0))]
     assert report.figure.x_label.splitlines()[1].endswith("; 1 run on others not shown")
+
+
+def test_a_figure_over_what_training_took_has_all_of_it(make):
+    """The sums up to earlier evaluations would put a long run at the place of a short one."""
+    config = grid(figure={"kind": "lines", "x": "metric.train_flops"})
+    rows = make_run()
+    spent = {**rows[-1], "metric": "train_flops", "unit": "flop", "split": "train", "slice": ""}
+    report = make([*rows, *({**spent, "step": step, "value": step * 1e15} for step in (10, 20, 70))], config=config)
+    assert [point.x for _, (series,) in report.figure.panels for point in series.points] == [70.0]
 
 
 def test_of_two_devices_with_equally_many_runs_a_figure_over_a_speed_shows_the_newer(make):

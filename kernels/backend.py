@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from subquad.kernels.checks import check_tensors
 from subquad.kernels.versions import VERSIONS
+
+R = TypeVar("R")
 
 NO_GRADIENT = "has no gradient; call it under torch.no_grad()"
 """The obstacle of step functions, whose kernels are forward only."""
@@ -114,6 +117,30 @@ def chooses_triton(
     if reason and backend == "triton":
         raise ValueError(f"{op}: backend='triton' {reason}; use backend='auto' or 'torch'.")
     return reason is None
+
+
+def made_once(choose: Callable[..., R]) -> Callable[..., R]:
+    """Decorator of checks and choices (tensors, *options), which are made once for equal forms of tensors on a GPU.
+
+    choose: returns the choice, or raises an error, which is not kept. It depends on nothing but the options and the
+    shapes, dtypes and devices of the tensors, of which the first is given and each other one may be None.
+    """
+    # a list that is empty until the choice is made; types tell 1, 1.0 and True apart
+    kept: Callable[..., list[R]] = functools.lru_cache(4096, typed=True)(lambda *key: [])
+
+    @functools.wraps(choose)
+    def choice(tensors: tuple[Tensor | None, ...], *options: Any) -> R:
+        x = tensors[0]
+        # sizes of fake tensors may be symbols, which are no keys
+        if torch.compiler.is_compiling() or x is None or x.get_device() < 0 or isinstance(x, FakeTensor):
+            return choose(tensors, *options)
+        forms = tuple([None if x is None else (x.shape, x.dtype, x.device) for x in tensors])
+        known = kept(forms, *options)
+        if not known:
+            known.append(choose(tensors, *options))
+        return known[0]
+
+    return choice
 
 
 _AS_IT_IS = contextlib.nullcontext()

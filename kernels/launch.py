@@ -13,8 +13,10 @@ the versions in TESTED_TRITON only; on every other version each launch is `kerne
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -107,6 +109,10 @@ class Relaunch(NamedTuple):
     """Values of the other parameters."""
 
 
+Heard = tuple[Relaunch | None, tuple[int, int, int], tuple[Any, ...]]
+"""A launch: its compiled kernel, or None where Triton started it; the grid; all arguments, tensors as they are."""
+
+
 class Launcher:
     """Starts kernels and keeps what Triton compiled. The program has one, `launch`; tests make their own.
 
@@ -118,6 +124,8 @@ class Launcher:
         self.current_stream = current_stream or _current_stream
         # a list that is empty until Triton has compiled for the key; types tell 1, 1.0 and True apart
         self._known: Callable[..., list[Relaunch]] = functools.lru_cache(MAX_KEYS, typed=True)(lambda *key: [])
+        self._listeners: dict[int, list[Heard]] = {}
+        """By thread: the launches that `heard` gives."""
 
     def __call__(self, kernel: Any, grid: int | tuple[int, ...] | LaunchPlan, /, **named: Any) -> None:
         """`kernel[grid](**named)` on the current device; grid may be the number of programs.
@@ -157,21 +165,45 @@ class Launcher:
         if device < 0 or not self.relaunches:
             # the interpreter, tensors without data, GPUs of other makers, versions of Triton that were not tested
             _launch_publicly(kernel, axes, named if plan is None else named | plan.named)
+            self._tell(None, axes, ())
             return
         known = self._known(id(kernel), device, plan, tuple(named), *key)
-        hook = triton.knobs.runtime.launch_enter_hook
-        if not known or getattr(hook, "calls", hook):
+        if not known or self.is_profiled():
             # only Triton's own launch calls a profiler's hook, and with its arguments
             given = named if plan is None else named | plan.named
             compiled = _launch_publicly(kernel, axes, given)
             num_first = min(len(named), sum(not parameter.is_constexpr for parameter in kernel.params))
             others = tuple(given[name] for name in kernel.arg_names[num_first:])
             known[:] = [Relaunch(kernel, compiled.run, compiled.function, compiled.packed_metadata, num_first, others)]
-            return
-        _, run, function, metadata, num_first, others = known[0]
-        stream = self.current_stream(device)
-        # no metadata of the launch and no hooks: nobody listens
-        run(*axes, stream, function, metadata, None, None, None, *passed[:num_first], *others)
+        else:
+            _, run, function, metadata, num_first, others = known[0]
+            stream = self.current_stream(device)
+            # no metadata of the launch and no hooks: nobody listens
+            run(*axes, stream, function, metadata, None, None, None, *passed[:num_first], *others)
+        if self._listeners:
+            self._tell(known[0], axes, (*list(named.values())[:num_first], *others))
+
+    @staticmethod
+    def is_profiled() -> bool:
+        """Whether a profiler's hook wants to be told of every launch by Triton."""
+        hook = triton.knobs.runtime.launch_enter_hook
+        return bool(getattr(hook, "calls", hook))
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[list[Heard]]:
+        """The launches that this thread makes in this context."""
+        thread = threading.get_ident()
+        found: list[Heard] = []
+        self._listeners[thread] = found
+        try:
+            yield found
+        finally:
+            del self._listeners[thread]
+
+    def _tell(self, relaunch: Relaunch | None, axes: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        heard = self._listeners.get(threading.get_ident())
+        if heard is not None:
+            heard.append((relaunch, axes, arguments))
 
 
 def _current_stream(device: int) -> int:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.autograd import kept, needs_gradient
-from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
+from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, made_once, on_device_of, record, use_triton
 from subquad.kernels.checks import Allowed, check_shapes
 from subquad.kernels.operations import counted, with_state
 from subquad.kernels.selective_scan.chunked import selective_scan_chunked
@@ -84,14 +84,12 @@ def selective_scan(
         }  # fmt: skip
         y, state = _scan_groups(x, dt, A, B, C, D, z, dt_bias, initial_state, options)
         return (y, state) if return_final_state else y
-    _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
+    in_triton, is_complex = _choose((x, dt, A, B, C, D, z, dt_bias, initial_state), backend, negative_eigenvalues)
+    record("selective_scan", "triton" if in_triton else "torch")
     options = {"dt_softplus": dt_softplus}
     if negative_eigenvalues:
-        _check_real("selective_scan", A, B, C, initial_state)
         options["negative_eigenvalues"] = True
-    reals, maps = (x, dt, D, z, dt_bias), (A, B, C, initial_state)
-    is_complex = _is_complex(*maps)
-    if _use_triton("selective_scan", backend, reals, maps, is_complex):
+    if in_triton:
         scan: Callable[..., Any]
         if is_complex:
             from subquad.kernels.selective_scan.triton.complex import selective_scan_complex as scan
@@ -205,6 +203,18 @@ def _scan_groups(
         )  # fmt: skip
     outputs, states = zip(*results, strict=True)
     return torch.cat(outputs, -1), torch.cat(states, 1)
+
+
+@made_once
+def _choose(tensors: tuple[Any, ...], backend: str, negative: bool) -> tuple[bool, bool]:
+    """Whether the scan of these tensors runs in Triton, and whether one is complex; refuses what does not fit."""
+    x, dt, A, B, C, D, z, dt_bias, initial_state = tensors
+    _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
+    if negative:
+        _check_real("selective_scan", A, B, C, initial_state)
+    maps = A, B, C, initial_state
+    is_complex = _is_complex(*maps)
+    return _use_triton("selective_scan", backend, (x, dt, D, z, dt_bias), maps, is_complex), is_complex
 
 
 def _is_complex(*tensors: Tensor | None) -> bool:

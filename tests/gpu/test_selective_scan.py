@@ -144,6 +144,22 @@ def test_training_takes_far_less_memory_than_the_states_of_all_times():
     assert memory_taken(TRITON, inputs) < states / 4
 
 
+def test_launches_that_are_made_again_read_the_inputs_of_their_call():
+    """The first two calls of a form plan, allocate and launch; those after them start what the second one did."""
+    inputs, others = make_inputs(1, 1000, 256), make_inputs(1, 1000, 256)
+    others["x"] = others["x"].flip(0, 1)
+    first, other = results(TRITON, inputs), results(TRITON, others)
+    assert not torch.equal(first["output 0"], other["output 0"])
+    for given, before in ((inputs, first), (others, other), (inputs, first)):
+        assert all(torch.equal(before[name], x) for name, x in results(TRITON, given).items())
+    graph, wanted = torch.cuda.CUDAGraph(), TRITON(**inputs)
+    TRITON(**inputs)
+    with torch.cuda.graph(graph):
+        y, _ = TRITON(**inputs)
+    graph.replay()
+    assert torch.equal(y, wanted[0])
+
+
 def test_a_gpu_takes_the_kernel_by_itself():
     inputs = make_inputs(1, 40, 16)
     taken, kernel = (results(partial(op, return_final_state=True), inputs) for op in (selective_scan, TRITON))

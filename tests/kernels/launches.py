@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 STREAM = 17
@@ -59,3 +62,43 @@ class Kernel:
             assert given[0] == STREAM
             assert given[2:6] == ("metadata", None, None, None)
             self.started.append(((x, y, z), given[1:2] + given[6:]))
+
+
+@contextlib.contextmanager
+def nothing_starts(*passes: Any) -> Iterator[list[tuple[Any, ...]]]:
+    """Gives the launches, none of which starts, while CPU tensors say they are on a GPU for which all is compiled.
+
+    passes: the `Replayed` that are called meanwhile; what they and the launcher keep is forgotten afterwards.
+    """
+    from subquad.kernels import launch as module
+    from subquad.kernels.replay import Replayed
+
+    started: list[tuple[Any, ...]] = []
+
+    def run(*given: Any) -> None:
+        started.append(given)
+
+    def ask(kernel: Any, axes: Any, named: dict[str, Any]) -> Any:
+        run(*axes, *named.values())
+        return SimpleNamespace(run=run, function=1, packed_metadata="metadata")
+
+    def params(kernel: Any) -> list[Any]:
+        annotations = kernel.fn.__annotations__
+        return [
+            SimpleNamespace(name=name, is_constexpr=annotations.get(name) == "tl.constexpr")
+            for name in kernel.arg_names
+        ]
+
+    launcher = module.launch
+    with pytest.MonkeyPatch.context() as patch:
+        from triton.runtime.interpreter import InterpretedFunction
+
+        patch.setattr(InterpretedFunction, "params", property(params), raising=False)
+        patch.setattr(torch.Tensor, "get_device", lambda x: 0)
+        patch.setattr(module, "_launch_publicly", ask)
+        patch.setattr(launcher, "relaunches", True)
+        patch.setattr(launcher, "current_stream", lambda device: STREAM)
+        patch.setattr(launcher, "_known", module.Launcher()._known)
+        for one in passes:
+            patch.setattr(one, "_known", Replayed(one.function)._known)
+        yield started

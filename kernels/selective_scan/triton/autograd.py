@@ -11,7 +11,7 @@ from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, s
 from subquad.kernels.layout import dense
 from subquad.kernels.selective_scan.triton.backward import scan_backward
 from subquad.kernels.selective_scan.triton.forward import scan_forward
-from subquad.kernels.selective_scan.triton.inputs import ScanInputs, contiguous_channels, prepare_inputs
+from subquad.kernels.selective_scan.triton.inputs import contiguous_channels, readable_maps
 from subquad.kernels.selective_scan.triton.plan import TUNING, Tuning
 
 
@@ -35,28 +35,22 @@ class SelectiveScan(OnceDifferentiable):
         return_final_state: bool,
         tuning: Tuning,
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = prepare_inputs(x, dt, A, B, C, skip, z, bias, softplus, negative, tuning)
-        y, final_state, chunks = scan_forward(
-            inputs, initial_state, return_final_state=return_final_state, keep_chunks=True
+        maps = readable_maps(B, C, A.shape[1])
+        tensors = x, dt, A, *maps, skip, z, bias
+        y, final_state, chunks, ctx.plan = scan_forward(
+            (*tensors, initial_state), softplus, negative, return_final_state, True, tuning
         )
-        # the words of B and C are views, or copies that backward would have to make again
-        save(ctx, *inputs.tensors, chunks)
-        ctx.plan = inputs.plan
-        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
+        # the maps may be copies that backward would have to make again
+        save(ctx, *tensors, chunks)
+        ctx.dtypes = B.dtype, C.dtype, None if initial_state is None else initial_state.dtype
         ctx.set_materialize_grads(False)
         return y, final_state
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        *tensors, chunks = saved(ctx)
-        inputs = ScanInputs._make((*tensors, ctx.plan))
-        gradients = scan_backward(
-            inputs,
-            chunks,
-            torch.zeros_like(inputs.x) if dy is None else contiguous_channels(dy),
-            dense(dfinal),
-            initial_dtype=ctx.initial_dtype,
-        )
+        tensors = saved(ctx)
+        dy = torch.zeros_like(tensors[0]) if dy is None else contiguous_channels(dy)
+        gradients = scan_backward((*tensors, dy, dense(dfinal)), ctx.plan, *ctx.dtypes)
         return *gradients, None, None, None, None
 
 
@@ -79,19 +73,11 @@ def selective_scan_triton(
     """`selective_scan` for arguments whose shapes were checked; y in the dtype of x, the final state in float32."""
     x, dt = contiguous_channels(x), contiguous_channels(dt)
     z = None if z is None else contiguous_channels(z)
-    # maps that depend on time are read with their strides
-    B, C = (m if m.ndim == 3 else dense(m) for m in (B, C))
-    tensors = (x, dt, dense(A), B, C, dense(D), z, dense(dt_bias))
-    initial_state = dense(initial_state)
-    if needs_gradient(*tensors, initial_state):
-        y, state = SelectiveScan.apply(
-            *tensors, initial_state, dt_softplus, negative_eigenvalues, return_final_state, tuning
-        )
+    A, D, dt_bias, initial_state = dense(A), dense(D), dense(dt_bias), dense(initial_state)
+    options = dt_softplus, negative_eigenvalues, return_final_state
+    if needs_gradient(x, dt, A, B, C, D, z, dt_bias, initial_state):
+        y, state = SelectiveScan.apply(x, dt, A, B, C, D, z, dt_bias, initial_state, *options, tuning)
     else:
-        y, state, _ = scan_forward(
-            prepare_inputs(*tensors, dt_softplus, negative_eigenvalues, tuning),
-            initial_state,
-            return_final_state=return_final_state,
-            keep_chunks=False,
-        )
+        maps = readable_maps(B, C, A.shape[1])
+        y, state, _, _ = scan_forward((x, dt, A, *maps, D, z, dt_bias, initial_state), *options, False, tuning)
     return (y, state) if return_final_state else y

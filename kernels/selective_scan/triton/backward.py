@@ -39,8 +39,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.launch import LaunchPlan, launch
+from subquad.kernels.launch import LaunchPlan, cdiv, launch
 from subquad.kernels.layout import address
+from subquad.kernels.replay import Replayed
 from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     and_each,
@@ -59,7 +60,7 @@ from subquad.kernels.selective_scan.triton.arithmetic import (
 from subquad.kernels.selective_scan.triton.backward_matrix import _scan_bwd_matrix_kernel
 from subquad.kernels.selective_scan.triton.backward_segments import gradients_behind_segments
 from subquad.kernels.selective_scan.triton.backward_sums import add_sums
-from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides
+from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs, time_strides, words
 from subquad.kernels.selective_scan.triton.lanes import (
     column_of_sum,
     from_lane_each,
@@ -387,47 +388,57 @@ def _backward_plan(plan: Plan, matrix: bool, dy_strides: tuple[int, int]) -> tup
     return kernel, LaunchPlan(division.programs, **sizes, **constants)
 
 
+@Replayed
 def scan_backward(
-    inputs: ScanInputs, chunks: Tensor, dy: Tensor, dfinal: Tensor | None, *, initial_dtype: torch.dtype | None
+    tensors: tuple[Any, ...],
+    plan: Plan,
+    b_dtype: torch.dtype,
+    c_dtype: torch.dtype,
+    initial_dtype: torch.dtype | None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, dt, A, B, C, skip, z, bias and initial state; None for what was not given.
 
-    chunks: the states that `scan_forward` kept.   dy: [batch, T, D] with contiguous channels.
-    dfinal: gradient of the final state [batch, D, N], contiguous.   initial_dtype: None without an initial state.
+    tensors: x, dt, A, B, C, skip, z and bias as they were given to `scan_forward`, the chunks that it kept, dy
+             [batch, T, D] with contiguous channels, and the gradient of the final state [batch, D, N], contiguous.
+    plan:    that of `scan_forward`.   b_dtype, c_dtype, initial_dtype: of the gradients of B, C and the initial state.
     """
-    plan = inputs.plan
-    x, dt, A, B, C, skip, z, bias, _ = inputs
-    (batch, _, width), num_states, division = plan.shape, plan.num_states, plan.backward_division
-    device, float32 = x.device, torch.float32
+    x, dt, A, B, C, skip, z, bias, chunks, dy, dfinal = tensors
+    inputs = ScanInputs(x, dt, A, words(B), words(C), skip, z, bias, plan)
+    (batch, length, width), num_states, division = plan.shape, plan.num_states, plan.backward_division
     dy_strides = time_strides(dy)
     matrix = plan.matrix and division.fits_matrix and not (address(dy) & 3 or (dy_strides[0] | dy_strides[1]) & 1)
-    # one allocation, because each takes the host microseconds
-    ends, total_dt, totals, sums, scratch = plan.workspace(matrix)
-    parts = sums if any(plan.in_time) else None
+    floats = functools.partial(torch.empty, dtype=torch.float32, device=x.device)
+    segments = batch * division.splits
+    totals = floats(segments, num_states + 2, width)
+    columns = plan.padded * sum(plan.in_time)
+    parts = floats(cdiv(width, division.block_d), batch * length, columns) if columns else None
+    groups = plan.tuning.chunk // division.constants["STEPS"]
+    # numbers that a group of steps stores for each channel
+    kept = groups * (plan.padded + 8) if matrix else (groups - 1) * plan.padded
+    scratch = floats(division.programs * division.block_d * kept)
     after = dfinal
     if division.splits > 1:
-        gradients_behind_segments(inputs, dy, dfinal, ends, total_dt)
-        after = ends
+        after, total_dt = floats(batch, division.splits, num_states, width), floats(batch, division.splits, width)
+        gradients_behind_segments(inputs, dy, dfinal, after, total_dt)
 
     dx, ddt = _empty_dense(x), _empty_dense(dt)
     dz = None if z is None else _empty_dense(z)
     dB_totals, dC_totals = [
-        None if in_time else torch.empty(batch, division.splits, num_states, width, dtype=float32, device=device)
-        for in_time in plan.in_time
+        None if in_time else floats(batch, division.splits, num_states, width) for in_time in plan.in_time
     ]
     dinitial = None
     if initial_dtype is not None:
-        dinitial = torch.empty(batch, width, num_states, dtype=initial_dtype, device=device)
+        dinitial = torch.empty(batch, width, num_states, dtype=initial_dtype, device=x.device)
 
     kernel, launch_plan = _backward_plan(plan, matrix, dy_strides)
     of_maps = {} if matrix else {"dB": dB_totals, "dC": dC_totals}
     launch(
-        kernel, launch_plan, x=x, dt=dt, A=A, B=B, C=C, skip=skip, z=z, bias=bias, chunks=chunks, dy=dy, after=after,
-        dx=dx, ddt=ddt, dz=dz, totals=totals, **of_maps, partial=parts, dinitial=dinitial, scratch=scratch,
+        kernel, launch_plan, x=x, dt=dt, A=A, B=inputs.B, C=inputs.C, skip=skip, z=z, bias=bias, chunks=chunks, dy=dy,
+        after=after, dx=dx, ddt=ddt, dz=dz, totals=totals, **of_maps, partial=parts, dinitial=dinitial, scratch=scratch,
     )  # fmt: skip
-    dA, dB, dC, dskip, dbias = add_sums(inputs, parts, totals)
+    dA, dB, dC, dskip, dbias = add_sums(inputs, parts, totals, b_dtype, c_dtype)
     if dB_totals is not None:
-        dB = dB_totals.sum((0, 1)).t().to(plan.dtypes[0])
+        dB = dB_totals.sum((0, 1)).t().to(b_dtype)
     if dC_totals is not None:
-        dC = dC_totals.sum((0, 1)).t().to(plan.dtypes[1])
+        dC = dC_totals.sum((0, 1)).t().to(c_dtype)
     return dx, ddt, dA, dB, dC, dskip, dz, dbias, dinitial

@@ -81,7 +81,7 @@ def _add_sums_kernel(
 
 
 def add_sums(
-    inputs: ScanInputs, parts: Tensor | None, totals: Tensor
+    inputs: ScanInputs, parts: Tensor | None, totals: Tensor, b_dtype: torch.dtype, c_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """dA [D, N], dB and dC [batch, T, N] of the maps that depend on time, dskip [D] and dbias [D].
 
@@ -92,7 +92,7 @@ def add_sums(
     (batch, length, _), num_states, device = plan.shape, plan.num_states, A.device
     dB, dC = [
         torch.empty(batch, length, num_states, dtype=dtype, device=device) if in_time else None
-        for dtype, in_time in zip(plan.dtypes, plan.in_time, strict=True)
+        for dtype, in_time in zip((b_dtype, c_dtype), plan.in_time, strict=True)
     ]
     dA = torch.empty_like(A)
     dskip = None if skip is None else torch.empty_like(skip)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
+from subquad.kernels.replay import Replayed
 from subquad.kernels.selective_scan.triton.arithmetic import (
     LOG2E,
     add_each,
@@ -31,7 +32,7 @@ from subquad.kernels.selective_scan.triton.arithmetic import (
     zero_each,
 )
 from subquad.kernels.selective_scan.triton.forward_matrix import _scan_fwd_matrix_kernel
-from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs
+from subquad.kernels.selective_scan.triton.inputs import Plan, ScanInputs, prepare_inputs
 from subquad.kernels.selective_scan.triton.lanes import from_lane_each, sum_lanes_of_steps
 from subquad.kernels.selective_scan.triton.memory import (
     at_step,
@@ -45,6 +46,7 @@ from subquad.kernels.selective_scan.triton.memory import (
     store_channel_sums,
     store_states,
 )
+from subquad.kernels.selective_scan.triton.plan import Tuning
 from subquad.kernels.selective_scan.triton.rows import load_words, row_at_step, word_pointers
 from subquad.kernels.selective_scan.triton.segments import ends_to_starts
 
@@ -184,13 +186,22 @@ def _scan_fwd_kernel(
         store_channel_sums(total_dt + (i_b * splits + i_s) * D, b_total, o_d, m_d, o_q, LANES, PTX)
 
 
+@Replayed
 def scan_forward(
-    inputs: ScanInputs, initial_state: Tensor | None, *, return_final_state: bool, keep_chunks: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y [batch, T, D], the final state [batch, D, N], and the states before every chunk [batch, T / chunk, N, D].
+    tensors: tuple[Any, ...],
+    softplus: bool,
+    negative: bool,
+    return_final_state: bool,
+    keep_chunks: bool,
+    tuning: Tuning,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Plan]:
+    """y [batch, T, D], the final state [batch, D, N], the states before every chunk [batch, T / chunk, N, D], the plan.
 
-    The states are float32, and None where they are not asked for. initial_state: [batch, D, N], contiguous.
+    The states are float32, and None where they are not asked for.
+    tensors: x, dt, A, B, C, skip, z and bias for `prepare_inputs`, and the initial state [batch, D, N], contiguous.
     """
+    x, dt, A, B, C, skip, z, bias, initial_state = tensors
+    inputs = prepare_inputs(x, dt, A, B, C, skip, z, bias, softplus, negative, tuning)
     plan, device = inputs.plan, inputs.x.device
     (batch, length, width), num_states, splits = plan.shape, plan.num_states, plan.forward_division.splits
     y = torch.empty(batch, length, width, dtype=inputs.x.dtype, device=device)
@@ -207,7 +218,7 @@ def scan_forward(
         _scan(inputs, None, None, start, total_dt, None)
         ends_to_starts(plan, splits, inputs.A, total_dt, start, initial_state, reverse=False)
     _scan(inputs, start, y, final_state, None, chunks)
-    return y, final_state, chunks
+    return y, final_state, chunks, plan
 
 
 def _scan(

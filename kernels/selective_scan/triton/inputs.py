@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.device import interpreted, num_processors, speaks_ptx
-from subquad.kernels.launch import cdiv
-from subquad.kernels.layout import address
+from subquad.kernels.layout import address, dense
 from subquad.kernels.selective_scan.triton.plan import Division, Tuning, choose_division, padded_states
 
 MAX_STRIDE_BYTES = 2**31 - 1
@@ -19,9 +18,8 @@ MAX_STRIDE_BYTES = 2**31 - 1
 
 Layout = tuple[torch.dtype, tuple[int, ...]]
 """Dtype and strides of a tensor [batch, T, D]."""
-Map = tuple[torch.dtype, int | None, int | None]
-"""Dtype of a map as it was given, and the strides of a batch row and of a step in words."""
-
+MapStrides = tuple[int, int] | None
+"""Strides of a batch row and of a step in 32-bit words; None for a map that does not depend on time."""
 
 MAX_NARROW_WIDTH = 32
 """Largest width that is kept from the kernels on the matrix units; above it, their gradients take four warps or more.
@@ -38,8 +36,7 @@ class Plan:
     aligned:  whether x, dt and z begin at multiples of 4 bytes.
     device:   of all tensors.   shape: of x.   num_states: N.
     x, dt, z: dtype and strides of each; z may be None.
-    B, C:     dtype as given, then the strides of a batch row and of a step in 32-bit words, None for maps without time.
-    packed:   whether these words are pairs of bfloat16, else they are float32.
+    packed:   whether the words of B and C are pairs of bfloat16, else they are float32.
     """
 
     def __init__(
@@ -54,8 +51,8 @@ class Plan:
         x: Layout,
         dt: Layout,
         z: Layout | None,
-        B: Map,
-        C: Map,
+        B: MapStrides,
+        C: MapStrides,
         packed: bool,
     ) -> None:
         self.tuning, self.softplus, self.negative, self.device, self.shape, self.num_states = (
@@ -66,13 +63,11 @@ class Plan:
             shape,
             num_states,
         )
-        self.dtypes = B[0], C[0]
-        """Dtypes of B and C as they were given."""
-        self.in_time = B[2] is not None, C[2] is not None
+        self.in_time = B is not None, C is not None
         """Whether B and C depend on time."""
-        length = shape[1]
+        length, none = shape[1], (None, None)
         self.map_strides: dict[str, int | None] = dict(
-            zip(("b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t"), (*B[1:], *C[1:]), strict=True)
+            zip(("b_stride_b", "b_stride_t", "c_stride_b", "c_stride_t"), (*(B or none), *(C or none)), strict=True)
         )
         self.strides = {
             f"{name}_stride_{axis}": stride
@@ -112,38 +107,6 @@ class Plan:
             self.forward_division = choose(wide, tuning.forward_narrow, tuning.forward_segments)
             self.backward_division = choose(backward)
         self.ends_division = choose(tuning.backward_ends, splits=self.backward_division.splits)
-
-    @functools.cached_property
-    def _workspaces(self) -> dict[bool, tuple[int, ...]]:
-        """By whether backward runs on the matrix units: floats of each tensor of `workspace`, multiples of four."""
-        batch, length, width = self.shape
-        division, num_states = self.backward_division, self.num_states
-        segments = batch * division.splits
-        ends = segments * width if division.splits > 1 else 0
-        columns = self.padded * sum(self.in_time)
-        parts = cdiv(width, division.block_d) * batch * length * columns
-        groups = self.tuning.chunk // division.constants["STEPS"]
-        floats = {}
-        for matrix in (False, True):
-            # numbers that a group of steps stores for each channel
-            kept = groups * (self.padded + 8) if matrix else (groups - 1) * self.padded
-            scratch = division.programs * division.block_d * kept
-            counts = (ends * num_states, ends, segments * (num_states + 2) * width, parts, scratch)
-            # every tensor begins at a multiple of 16 bytes
-            floats[matrix] = tuple([cdiv(count, 4) * 4 for count in counts])
-        return floats
-
-    def workspace(self, matrix: bool) -> tuple[Tensor, ...]:
-        """Empty float32 tensors of one allocation for the backward pass, without their shapes.
-
-        ends [batch, splits, N, D] and the sums of dt over segments [batch, splits, D], both without elements where
-        there is one segment; the sums over each segment [batch splits, N + 2, D]; the sums over the channels of each
-        program [programs of channels, batch T, rows of B and C]; the scratch memory of the kernel of the gradients.
-        """
-        floats = self._workspaces[matrix]
-        whole = torch.empty(sum(floats), dtype=torch.float32, device=self.device)
-        # not `split`, whose results know each other as views, which takes longer
-        return torch.unsafe_split_with_sizes(whole, floats)
 
     def sizes(self, division: Division, *names: str) -> dict[str, Any]:
         """The sizes of a division and the strides of B, C and the named inputs, as arguments of a launch."""
@@ -196,20 +159,13 @@ def prepare_inputs(
     negative: bool,
     tuning: Tuning,
 ) -> ScanInputs:
-    """Inputs whose maps B and C [batch, T, N] are views as words where their memory allows it, else copies.
+    """Inputs for the kernels, with the plan of such inputs.
 
-    x, dt and z have contiguous channels (`contiguous_channels`); all that does not depend on time is contiguous.
+    x, dt and z have contiguous channels (`contiguous_channels`), B and C come from `readable_maps`, and all that does
+    not depend on time is contiguous.
     """
     num_states = A.shape[1]
-    padded = padded_states(num_states)
-    b_in_time, c_in_time = B.ndim == 3, C.ndim == 3
-    packed = (
-        (b_in_time or c_in_time)
-        and (B.dtype == torch.bfloat16 or not b_in_time)
-        and (C.dtype == torch.bfloat16 or not c_in_time)
-    )
-    b_words = _as_words(B, padded, packed) if b_in_time else B
-    c_words = _as_words(C, padded, packed) if c_in_time else C
+    b_words, c_words = words(B), words(C)
     addresses = address(x) | address(dt) | address(z)
     # meta tensors stand for several GPUs (`suite.bench.compile`), and each has plans of its own
     plan = (Plan if x.is_meta else kept_plan)(
@@ -223,27 +179,44 @@ def prepare_inputs(
         (x.dtype, x.stride()),
         (dt.dtype, dt.stride()),
         None if z is None else (z.dtype, z.stride()),
-        (B.dtype, *time_strides(b_words)) if b_in_time else (B.dtype, None, None),
-        (C.dtype, *time_strides(c_words)) if c_in_time else (C.dtype, None, None),
-        packed,
+        time_strides(b_words) if B.ndim == 3 else None,
+        time_strides(c_words) if C.ndim == 3 else None,
+        _packed(B, C),
     )
     return ScanInputs(x, dt, A, b_words, c_words, skip, z, bias, plan)
 
 
-def _as_words(rows: Tensor, padded: int, packed: bool) -> Tensor:
-    """[batch, T, N] as 32-bit words, contiguous in a row of `padded` states: pairs of bfloat16 if packed, else float32.
+def words(rows: Tensor) -> Tensor:
+    """A map of `readable_maps` as the kernels read it: [batch, T, words] in float32, [D, N] as it is."""
+    return rows.view(torch.float32) if rows.ndim == 3 else rows
 
-    A view where the memory of `rows` allows it, else a copy with zeros from state N on.
+
+def _packed(B: Tensor, C: Tensor) -> bool:
+    """Whether the maps that depend on time, of which there is one, are read as pairs of bfloat16."""
+    in_time = [m.dtype for m in (B, C) if m.ndim == 3]
+    return bool(in_time) and all(dtype == torch.bfloat16 for dtype in in_time)
+
+
+def readable_maps(B: Tensor, C: Tensor, num_states: int) -> tuple[Tensor, Tensor]:
+    """B and C [batch, T, N] as they can be viewed as 32-bit words, pairs of bfloat16 or else float32, or contiguous.
+
+    A row has `padded_states`. Where the memory of a map does not allow that, it is a copy with zeros from state N on.
     """
+    padded, packed = padded_states(num_states), _packed(B, C)
+    b, c = (_readable(m, padded, packed) if m.ndim == 3 else dense(m) for m in (B, C))
+    return b, c
+
+
+def _readable(rows: Tensor, padded: int, packed: bool) -> Tensor:
     dtype = torch.bfloat16 if packed else torch.float32
     in_batch, in_time, _ = rows.stride()
     fits = rows.dtype == dtype and rows.shape[2] == padded and _has_contiguous_channels(rows)
     # pairs of bfloat16 begin at even offsets
-    if not fits or (packed and (rows.storage_offset() | in_batch | in_time) & 1):
-        copy = torch.zeros((*rows.shape[:2], padded), dtype=dtype, device=rows.device)
-        copy[..., : rows.shape[2]] = rows
-        rows = copy
-    return rows.view(torch.float32)
+    if fits and not (packed and (rows.storage_offset() | in_batch | in_time) & 1):
+        return rows
+    copy = torch.zeros((*rows.shape[:2], padded), dtype=dtype, device=rows.device)
+    copy[..., : rows.shape[2]] = rows
+    return copy
 
 
 def _has_contiguous_channels(tensor: Tensor) -> bool:

@@ -1,0 +1,251 @@
+"""Passes whose launches are made again, with kernels and tensors that only say what they are asked."""
+
+import threading
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+import triton
+
+from subquad.kernels.backend import made_once
+from subquad.kernels.launch import Launcher, LaunchPlan
+from subquad.kernels.replay import ALIGNMENT, Replayed
+from tests.kernels.launches import STREAM, Kernel, OnDevice, on_device
+
+PARTS = LaunchPlan((2, 3), T=5, BLOCK=64, num_warps=4)
+
+
+@pytest.fixture(autouse=True)
+def nvidia(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+class Pass:
+    """A pass of two launches through temporary memory, with what is done besides by `more(x, made)`."""
+
+    def __init__(self, more=lambda x, made: None, version="3.9.0", kinds=(OnDevice,), result=lambda y: y):
+        self.first, self.second = Kernel("x", "y", "part", "T"), Kernel("x", "part", "other", "z")
+        self.launcher = Launcher(version, current_stream=lambda device: STREAM)
+        self.more, self.result, self.count = more, result, 0
+        self.replayed = Replayed(self.function, self.launcher, kinds)
+
+    def function(self, tensors, *options):
+        self.count += 1
+        x, y = tensors
+        # seven bytes, so that the next temporary tensor has to be moved
+        parts, made = torch.empty(16, dtype=torch.uint8), torch.empty_strided((3, 4), (1, 3))
+        self.more(x, made)
+        self.launcher(self.first, PARTS, x=x, y=y, part=parts[7:])
+        other = torch.empty(2)
+        self.launcher(self.second, 7, x=x, part=parts, other=other, z=made, BLOCK=options[0])
+        return self.result(made), None, "plan"
+
+    def __call__(self, x=None, y=None, *options):
+        return self.replayed((on_device() if x is None else x, y), *(options or (64,)))
+
+    def is_replayed(self, *call):
+        """Whether a call that is made for the first time, and then as often as is needed, is not the function's."""
+        for _ in range(3):
+            self(*call)
+        before = self.count
+        self(*call)
+        return self.count == before
+
+
+def test_the_third_call_starts_what_the_function_did_with_its_own_addresses():
+    run = Pass()
+    for _ in range(2):
+        run(on_device())
+    assert run.count == 2
+    x, y = on_device(), None
+    z, nothing, plan = run(x, y)
+    again, *_ = run(x, y)
+    assert (run.count, nothing, plan) == (2, None, "plan")
+    assert (z.shape, z.stride(), z.dtype) == ((3, 4), (1, 3), torch.float32)
+    assert z.data_ptr() != again.data_ptr()
+    (grid, first), (_, second) = run.first.started[-2], run.second.started[-2]
+    assert grid == (2, 3, 1)
+    # which compiled kernel comes before its arguments
+    assert first[1:3] == (x.data_ptr(), None)
+    assert first[4:] == (5, 64)
+    _, _, part, other, result, block = second
+    assert (result, block) == (z.data_ptr(), 64)
+    # a part of the first temporary tensor, and the second one behind all of it
+    assert (first[3] - part, other - part) == (7, ALIGNMENT)
+
+
+def test_equal_launches_are_relaunched_and_not_asked_for_again():
+    run = Pass()
+    for _ in range(5):
+        run()
+    assert [(len(kernel.asked), len(kernel.started)) for kernel in (run.first, run.second)] == [(1, 4)] * 2
+
+
+WIDE = torch.zeros(4, 4).as_subclass(OnDevice)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((WIDE,), (WIDE.t().as_subclass(OnDevice),)),
+        ((WIDE,), (WIDE[:, :2].as_subclass(OnDevice),)),
+        ((on_device(),), (on_device(8),)),
+        ((on_device(4),), (on_device(8),)),
+        ((on_device(),), (on_device(dtype=torch.bfloat16),)),
+        ((on_device(),), (on_device(index=1),)),
+        ((on_device(), None), (on_device(), on_device())),
+        ((on_device(), None, 64), (on_device(), None, 128)),
+        ((on_device(), None, 1), (on_device(), None, True)),
+    ],
+    ids=["strides", "shape", "alignment", "4-8-bytes", "dtype", "device", "given", "option", "type-of-an-option"],
+)
+def test_a_call_of_another_key_is_the_functions(before, after):
+    run = Pass()
+    assert run.is_replayed(*before)
+    count = run.count
+    run(*after)
+    assert run.count == count + 1
+    # and the first key is still known
+    run(*before)
+    assert run.count == count + 1
+
+
+SAME = on_device()
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ({"more": lambda x, made: made.zero_()}, ()),
+        ({"more": lambda x, made: x.clone()}, ()),
+        ({"more": lambda x, made: made[0, 0].item()}, ()),
+        # which input a kernel got is told by its address
+        ({"more": lambda x, made: x[1:]}, ()),
+        ({}, (SAME, SAME)),
+        ({}, (on_device(dtype=torch.complex64),)),
+        ({"result": lambda y: y[:2]}, ()),
+        ({"result": lambda y: SAME}, (SAME,)),
+        ({"version": "3.7.0"}, ()),
+        ({"kinds": (torch.Tensor,)}, ()),
+    ],
+    ids=[
+        "fill", "copy", "value", "part-of-an-input", "twice", "complex", "part-of-a-result", "input-as-result",
+        "version-of-triton", "kind-of-tensor",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_made_again_is_the_functions_at_every_call(kind, call):
+    assert not Pass(**kind).is_replayed(*call)
+
+
+def test_an_argument_that_no_call_allocates_is_not_taken_for_an_address_of_this_call():
+    constant = torch.ones(4)
+    run = Pass()
+
+    def function(tensors, *options):
+        results = run.function(tensors, *options)
+        run.launcher(run.second, 7, x=tensors[0], part=None, other=constant, z=constant, BLOCK=64)
+        return results
+
+    run.replayed.function = function
+    assert not run.is_replayed()
+
+
+class Observer(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_observers_see_every_operation_and_launch(monkeypatch):
+    run = Pass()
+    assert run.is_replayed()
+    count = run.count
+    with Observer() as observer:
+        run(SAME)
+    assert run.count == count + 1
+    assert observer.count > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+        run()
+    assert run.count == count + 2
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        run()
+    assert run.count == count + 3
+    run()
+    assert run.count == count + 3
+
+
+def test_tensors_without_a_gpu_and_fake_ones_are_the_functions():
+    run = Pass(kinds=(torch.Tensor, OnDevice))
+    assert not run.is_replayed(torch.zeros(4))
+    assert run.is_replayed(SAME)
+    run.replayed.function = lambda tensors, *options: "called"
+    with FakeTensorMode():
+        fake = torch.empty(4, device="cuda")
+        assert {run(fake), run(SAME)} == {"called"}
+    assert run(fake) == "called"
+
+
+def test_launches_of_another_thread_are_not_written_down():
+    def launch_elsewhere(x, made):
+        thread = threading.Thread(target=lambda: other(on_device()))
+        thread.start()
+        thread.join()
+
+    run = Pass(launch_elsewhere)
+    other = Pass()
+    other.launcher = run.launcher
+    assert run.is_replayed()
+    before = len(run.first.started), len(other.first.started)
+    run()
+    assert (len(run.first.started), len(other.first.started)) == (before[0] + 1, before[1])
+
+
+def test_a_function_that_fails_is_called_again():
+    def fail(x, made):
+        if run.count == 2:
+            raise RuntimeError("out of memory")
+
+    run = Pass(fail)
+    run()
+    with pytest.raises(RuntimeError, match="memory"):
+        run()
+    assert run.is_replayed()
+    run()
+    assert len(run.first.started) == len(run.second.started)
+
+
+def test_checks_are_made_once_for_equal_forms_and_refusals_at_every_call():
+    calls = []
+
+    @made_once
+    def check(tensors, option):
+        calls.append(option)
+        if tensors[0].shape != (4,) or tensors[1] is not None:
+            raise ValueError("no")
+        return option
+
+    x = on_device()
+    assert [check((x, None), 1) for _ in range(3)] == [1] * 3
+    assert calls == [1]
+    assert check((x, None), True) is True
+    for other in (x[:2].as_subclass(OnDevice), x.double().as_subclass(OnDevice)):
+        count = len(calls)
+        try:
+            check((other, None), 1)
+        except ValueError:
+            assert other.shape != (4,)
+        assert len(calls) == count + 1
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            check((x, x), 1)
+    count = len(calls)
+    for _ in range(2):
+        check((torch.zeros(4), None), 1)
+    assert len(calls) == count + 2

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.suite.laws.accuracy import assert_close, cast, outputs_of
-from subquad.suite.laws.calls import is_float
+from subquad.suite.bench.contracts import Shape
+from subquad.suite.laws.accuracy import FLOOR, assert_close, cast, outputs_of
+from subquad.suite.laws.calls import Call, Operator, is_float
 
 Inputs = Mapping[str, Any]
 
@@ -21,11 +22,13 @@ def results(op: Callable[..., Any], inputs: Inputs, sizes: Mapping[int, float] |
     """
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if is_float(x)}
     outputs = outputs_of(op(**{**inputs, **leaves}))
-    g = torch.Generator("cuda").manual_seed(7)
+    g = torch.Generator(outputs[0].device).manual_seed(7)
     # rounded, so that the exact results belong to the same cotangents as those of the kernels, and with the strides
     # of the outputs
     cotangents = [
-        torch.empty_like(o).copy_(torch.randn(o.shape, generator=g, device="cuda").bfloat16() * (sizes or {}).get(i, 1))
+        torch.empty_like(o).copy_(
+            torch.randn(o.shape, generator=g, device=o.device).bfloat16() * (sizes or {}).get(i, 1)
+        )
         for i, o in enumerate(outputs)
     ]
     gradients = torch.autograd.grad(outputs, list(leaves.values()), cotangents, allow_unused=True)
@@ -82,3 +85,11 @@ def assert_equals_plain_pytorch(
         assert granted is None or x.dtype == p.dtype, f"{what}: {x.dtype} in place of {p.dtype}"
         rule = dtype or x.dtype.to_real()
         assert_close(x, wanted[name], rule, plain=p, what=what, floor=(floors or {}).get(name))
+
+
+def assert_an_operator_equals_plain_pytorch(operator: Operator, shape: Shape, dtype: torch.dtype) -> None:
+    """The Triton kernels of an operator beside its plain PyTorch, each result judged by its own dtype."""
+    ops = {found.name: operator.function(Call(found, shape, dtype)) for found, _ in operator.functions()}
+    inputs = operator.workload.make_inputs(shape, dtype, torch.Generator(operator.device).manual_seed(1))
+    floors = {n: FLOOR[inputs[n].dtype] * times for n, times in operator.workload.floors.items()}
+    assert_equals_plain_pytorch(ops["triton"], ops["torch"], inputs, floors=floors)

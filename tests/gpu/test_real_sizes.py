@@ -9,9 +9,8 @@ import torch
 from subquad.run_suite import REPOSITORY
 from subquad.suite.bench.contracts import Shape
 from subquad.suite.laws import operators as laws
-from subquad.suite.laws.accuracy import FLOOR
-from subquad.suite.laws.calls import Call, Operator
-from tests.gpu.real_sizes import assert_equals_plain_pytorch
+from subquad.suite.laws.calls import Operator
+from tests.gpu.real_sizes import assert_an_operator_equals_plain_pytorch
 from tests.laws.test_operators import broken
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -110,7 +109,4 @@ def test_real_sizes_equal_the_reference_in_double_precision(name, shape):
 @pytest.mark.parametrize(("name", "shape"), every(BY_PYTORCH))
 def test_real_sizes_equal_plain_pytorch_in_double_precision(name, shape, dtype):
     operator = Operator(REPOSITORY.operators.load(name), device="cuda")
-    ops = {found.name: operator.function(Call(found, shape, dtype)) for found, _ in operator.functions()}
-    inputs = operator.workload.make_inputs(shape, dtype, torch.Generator("cuda").manual_seed(1))
-    floors = {n: FLOOR[inputs[n].dtype] * times for n, times in operator.workload.floors.items()}
-    assert_equals_plain_pytorch(ops["triton"], ops["torch"], inputs, floors=floors)
+    assert_an_operator_equals_plain_pytorch(operator, shape, dtype)

@@ -17,6 +17,7 @@ from subquad.suite.commands import main
 from subquad.suite.laws import operators as laws
 from subquad.suite.laws.calls import Operator
 from subquad.suite.laws.tasks import NotApplicable
+from tests.gpu.real_sizes import assert_an_operator_equals_plain_pytorch
 
 
 def broken(operator, tried):
@@ -60,6 +61,23 @@ def test_tests_for_a_gpu_can_be_imported(path):
 def test_an_operator_is_accurate_in_float16(name):
     lines = broken(Operator(load(name), dtypes=(torch.float16,)), laws.ACCURACY)
     assert not lines, "\n".join(lines)
+
+
+# others say that they multiply matrices, or transform, in the dtype of their inputs
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cauchy", "forget_gate", "norm", "rotary", "rotated_keys", "rwkv6_inputs", "rwkv7_inputs", "selective_scan",
+        "ssd", "ssd_steps", "ssm_kernel", "token_shift", "wkv",
+    ],
+)  # fmt: skip
+def test_what_plain_pytorch_keeps_in_float32_is_not_rounded_by_kernels(name):
+    """The laws judge every result of a call in bfloat16 by bfloat16, also gradients in float32 of parameters."""
+    operator = Operator(load(name), (torch.bfloat16,), "cuda" if torch.cuda.is_available() else "cpu")
+    for call in operator.calls():
+        # states of ssd are sums of products of matrices
+        if call.implementation.name == "triton" and not (name == "ssd" and "state" in call.shape):
+            assert_an_operator_equals_plain_pytorch(operator, call.shape, call.dtype)
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name.endswith("_step")])

@@ -7,12 +7,13 @@ seconds, are imported inside the commands that need them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ from subquad.suite.commands.status import status
 from subquad.suite.commands.submissions import submissions_app
 from subquad.suite.commands.submit import submit
 from subquad.suite.commands.weights import weights_app
-from subquad.suite.environment import named_commit
+from subquad.suite.environment import CALL, named_commit
 from subquad.suite.options import reason_of, shortened, visible
 from subquad.suite.store.target import StoreError
 
@@ -49,16 +50,36 @@ INTERRUPTED = 130
 """Exit code of a command that a signal has ended."""
 
 
+UsageError: Any = typer.BadParameter.__bases__[0]
+"""What the library of the command line raises for words that it does not understand."""
+
+
 class _Commands(TyperGroup):
-    """The commands, whose wrong values are named without the words of pydantic."""
+    """The commands, whose wrong words are one line, as all other faults, without the words of pydantic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        with _one_line(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _one_line(ctx):
             return super().invoke(ctx)
-        except typer.BadParameter as error:
-            if isinstance(error.__cause__, ValidationError):
-                error.message = reason_of(error.__cause__)
+
+
+@contextlib.contextmanager
+def _one_line(ctx: Any) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        if isinstance(error.__cause__, ValidationError):
+            error.message = reason_of(error.__cause__)
+        text = error.format_message().rstrip(".")
+        if "\n" in text:
+            # the help, for a group without a command
             raise
+        command = (error.ctx or ctx).command_path.removeprefix(ctx.command_path).lstrip()
+        help_of = " ".join(filter(None, (CALL, command, "--help")))
+        raise ValueError(f"{command}: {text}; see {help_of}".removeprefix(": ")) from None
 
 
 app = typer.Typer(

@@ -173,16 +173,22 @@ def test_a_commit_that_is_none_is_refused_before_rows_could_name_it(command_line
     ("line", "reason"),
     [
         ("report quickstart --format jpg", "Invalid value for '--format': 'jpg' is not one of 'terminal', "),
-        ("run quickstart --nproc two", "unable to parse string as an integer, got 'two'\n"),
+        ("run quickstart --nproc two", "unable to parse string as an integer, got 'two'; see "),
         ("run quickstart --nproc 0 --dry-run", "'--nproc'"),
         ("profile quickstart --steps 0", "Invalid value for '--steps'"),
-        ("data rate mqar --seconds inf", "less than or equal to 3600, got 'inf'\n"),
-        ("data rate mqar --seconds -1", "or equal to 0.01, got '-1'\n"),
+        ("data rate mqar --seconds inf", "less than or equal to 3600, got 'inf'; see "),
+        ("data rate mqar --seconds -1", "or equal to 0.01, got '-1'; see "),
         *((f"run quickstart {option} {10**40}", option) for option in ("--seeds", "--threads", "--jobs")),
+        ("report --scal paper", "error: report: No such option: --scal"),
+        ("--scale paper", "error: No such option: --scale"),
+        ("run", "error: run: Missing argument 'experiments'; see "),
+        ("data prepar", "error: data: No such command 'prepar'"),
     ],
 )
-def test_a_wrong_value_is_named_without_the_words_of_a_library(command_line, line, reason):
+def test_wrong_words_are_named_in_one_line_without_the_words_of_a_library(command_line, line, reason):
     done = command_line(*shlex.split(line))
     assert done.returncode == 2
     assert reason in done.stderr
     assert "Value error" not in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1

@@ -104,7 +104,10 @@ def report(
         Width, typer.Option(help="Width of a figure: a column of a paper (3.3 inches) or its page (7 inches).")
     ] = Width.page,
     out: Annotated[
-        Path | None, typer.Option(help="File to write; a figure is a PNG and an SVG of one name, or a PDF.")
+        Path | None,
+        typer.Option(
+            help="File to write; a figure is a PNG and an SVG of one name, or a PDF. Default: a file beside your rows."
+        ),
     ] = None,
     update_docs: Annotated[
         bool, typer.Option("--update-docs", help="Write numbers and figures of documents again, from committed rows.")
@@ -183,7 +186,9 @@ def report(
         elif chosen is Format.terminal and not full and not by:
             rendered = repository.rendering().brief(rendered)
     if out is None and chosen in (Format.png, Format.pdf, Format.html):
-        out = (results or LOCAL) / experiment / f"{'report' if chosen is Format.html else 'figure'}.{chosen}"
+        # what is drawn of committed rows is not one of them
+        folder = LOCAL if results is None or _are_committed(repository, results) else results
+        out = folder / experiment / f"{'report' if chosen is Format.html else 'figure'}.{chosen}"
     from subquad.suite.store.target import writable
 
     with contextlib.nullcontext() if out is None else writable("--out", out):
@@ -287,8 +292,8 @@ def _table(
         changed = parse(FigureSpec, {**spec, "kind": figure.value}, f"{experiment} --figure {figure}")
         config = config.model_copy(update={"figure": changed})
     beside = _beside(repository, results)
-    is_reference = results is None or results.resolve() == repository.reference.resolve()
-    found = _standings(repository, experiment, config, scale, files) if is_reference else []
+    is_own = results is not None and not _are_committed(repository, results)
+    found = [] if is_own else _standings(repository, experiment, config, scale, files)
     rows = rendering.rows_of([*files, *(one.part for one in found)], skipped)
     if not found:
         return experiment, rendering.build(config, path.parent, rows, scale=scale, planned=planned, beside=beside)
@@ -298,6 +303,10 @@ def _table(
     board, chosen = with_standings(config, found), found[0].entry.scale
     built = rendering.build(board, path.parent, rows, scale=chosen, planned=planned, beside=beside)
     return experiment, with_notes(built, found)
+
+
+def _are_committed(repository: Repository, results: Path) -> bool:
+    return results.resolve().is_relative_to(repository.reference.resolve())
 
 
 def _standings(

@@ -321,6 +321,20 @@ def test_the_name_of_the_file_says_the_format(command_line, tmp_path):
     assert "the two do not agree" in done.stderr
 
 
+@pytest.mark.parametrize("of", ["", "/h3"])
+def test_a_page_of_committed_rows_is_not_written_among_them(command_line, tmp_path, monkeypatch, of):
+    """One of rows elsewhere lies beside those rows."""
+    monkeypatch.chdir(tmp_path)
+    committed = tmp_path / "rows" / "reference"
+    (committed / "h3").mkdir(parents=True)
+    there = replace(REPOSITORY, reference=committed)
+    asked = ("report", "h3/table2", "--format", "html", "--results")
+    command_line(*asked, f"rows/reference{of}", repository=there)
+    assert list(tmp_path.rglob("*.html")) == [tmp_path / "results/local/h3/table2/report.html"]
+    done = command_line(*asked, "rows", repository=there)
+    assert done.stdout == "wrote rows/h3/table2/report.html\n"
+
+
 def test_a_damaged_grid_does_not_hide_the_others(command_line, tmp_path):
     for name, text in (("good", "title: whole\nbaseline: {task: {}}\n"), ("bad", "title: [")):
         (tmp_path / name).mkdir()

@@ -239,9 +239,11 @@ def shared_linears(linears: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...
 
 def linear_behind(unit: Callable[..., Tensor], linear: nn.Linear, x: Tensor) -> Tensor:
     """linear(unit(x)) without a bias, for an operator that takes the weight behind it and then keeps x alone."""
+    # a layer that is computed again meets a weight that `cast_once` casts no more, and must keep the same tensors
+    weight = as_autocast(linear.weight)
     # a product in float32 has ways of its own, above
-    if x.dtype == linear.weight.dtype != torch.float32:
-        return unit(x, linear.weight)
+    if x.dtype == weight.dtype != torch.float32:
+        return unit(x, weight)
     return linear(unit(x))
 
 

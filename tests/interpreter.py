@@ -17,6 +17,7 @@ def change_the_interpreter() -> None:
     patch_the_language_once_a_launch()
     find_members_once()
     keep_shapes_and_dtypes()
+    keep_types_of_operations()
     spare_unused_checks_in_the_interpreter()
 
 
@@ -163,7 +164,7 @@ def find_members_once() -> None:
 def keep_shapes_and_dtypes() -> None:
     """Let Triton make the type of a block, the shape of a tensor and the dtype of NumPy once a kind.
 
-    Triton 3.9 makes them for every tensor, and broadcasts even tensors of equal shape.
+    Triton 3.9 makes them for every tensor.
     """
     from triton.language import block_type, constexpr, tensor
     from triton.runtime import interpreter
@@ -184,13 +185,13 @@ def keep_shapes_and_dtypes() -> None:
     kept, make = {}, tensor.__init__
 
     def initialize(self, handle, type):
-        key = tuple(map(int, type.shape)) if type.is_block() else ()
-        if key not in kept:
+        name = type.name
+        if name not in kept:
             make(self, handle, type)
-            kept[key] = self.shape, self.numel
+            kept[name] = self.shape, self.numel
             return
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = kept[key]
+        self.shape, self.numel = kept[name]
 
     tensor.__init__ = initialize
 
@@ -204,20 +205,76 @@ def keep_shapes_and_dtypes() -> None:
 
     interpreter._get_np_dtype = find_once
 
+
+def keep_types_of_operations() -> None:
+    """Let Triton find once a kind of operands to which types an operation converts them, and how an index adds axes.
+
+    Triton 3.9 finds it at every operation, which takes two thirds of the time of a kernel. It also repeats an operand
+    as often as the other one is long; NumPy does this by itself where both are operands of one operation.
+    """
+    from triton.language import constexpr, core, tensor
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import TensorHandle
+
     semantic = interpreter.interpreter_semantic
-    broadcast = semantic.broadcast_impl_value
+    cast, unwrap, index = semantic.cast, core._unwrap_if_constexpr, tensor.__getitem__.__wrapped__
 
-    def broadcast_if_needed(a, b):
-        both = a.type.is_block() and b.type.is_block()
-        return (a, b) if both and [*a.type.shape] == [*b.type.shape] else broadcast(a, b)
+    def kind(x):
+        # not the number itself, since 1 equals True, and 0.0 equals -0.0
+        return x.type.name if isinstance(x, tensor) else (type(x), repr(x))
 
-    semantic.broadcast_impl_value = broadcast_if_needed
+    def once_a_kind(find, repeat):
+        def converted(x, to):
+            if not isinstance(x, tensor):
+                return to
+            x = cast_if_needed(x, to.dtype)
+            if x.type.name == to.type.name:
+                return x
+            data = np.broadcast_to(x.handle.data, to.handle.data.shape) if repeat else x.handle.data
+            return tensor(TensorHandle(data, to.dtype), to.type)
+
+        def convert(lhs, rhs, *rules, **more):
+            key = kind(lhs), kind(rhs), rules, *more.items()
+            if key not in found:
+                found[key] = find(lhs, rhs, *rules, **more)
+                return found[key]
+            to = found[key]
+            return converted(lhs, to[0]), converted(rhs, to[1])
+
+        found = {}
+        return convert
+
+    def cast_if_needed(x, dtype, *rounding):
+        return x if x.dtype is dtype.scalar else cast(x, dtype, *rounding)
+
+    def unwrap_if_needed(x):
+        return x if type(x) in whole else x.value if type(x) is constexpr else unwrap(x)
+
+    whole = {tensor, bool, int, float, str, type(None), core.dtype}
+
+    indexed = {}
+
+    @core.builtin
+    def index_once(self, slices, _semantic=None):
+        key = self.type.name, repr(slices)
+        if type(slices) is not tuple or key not in indexed:
+            indexed[key] = index(self, slices, _semantic=_semantic)
+            return indexed[key]
+        to = indexed[key]
+        return tensor(TensorHandle(self.handle.data.reshape(to.handle.data.shape), to.dtype), to.type)
+
+    semantic.cast = cast_if_needed
+    semantic.broadcast_impl_value = once_a_kind(semantic.broadcast_impl_value, repeat=True)
+    semantic.binary_op_type_checking_impl = once_a_kind(semantic.binary_op_type_checking_impl, repeat=False)
+    core._unwrap_if_constexpr = unwrap_if_needed
+    tensor.__getitem__ = index_once
 
 
 def spare_unused_checks_in_the_interpreter() -> None:
-    """Let Triton's interpreter skip the overflow check of integers, whose result it uses only when it debugs (3.9)."""
-    from triton.runtime.interpreter import interpreter_builder
+    """Let Triton's interpreter skip checks: of overflow, whose result it does not use, and of its own arrays (3.9)."""
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
     options = interpreter_builder.options
     if not options.debug:
         interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+        TensorHandle.__post_init__ = lambda self: None

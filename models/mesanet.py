@@ -16,8 +16,9 @@ Parameters and their start are those of flash-linear-attention (fla-org/flash-li
 bc3b101dcb713ddc5bd8924b66754eb68b5ccf89): fla/layers/mesa_net.py, operator fla/ops/mesa_net/naive.py.
 
 Departures: the steps are taken in float32 at least and without epsilons in their denominators, where that operator adds
-1e-5; and all begin at zero, where its decoding begins at q_t / (diag(H_t) + l). The output gate, an option of that
-layer, is left out. Widths of heads follow from `d_model`, and those of keys from `expand_k`.
+1e-5; z stays in float32 when it reads, as in decoding; and all begin at zero, where its decoding begins at
+q_t / (diag(H_t) + l). The output gate, an option of that layer, is left out. Widths of heads follow from `d_model`, and
+those of keys from `expand_k`.
 
 Parameters of a layer, with E = `expand_k`: (2 + 2 E) D^2 for q, k, v and the output, 2 (D + 1) H for the gates, 2 E D W
 for convolutions of W taps, E D for l, and V for the norm. Recurrent state: the last W - 1 inputs of the convolutions
@@ -116,7 +117,6 @@ class MesaNetMixer(FusedStepMixer):
         wide = at_least_float32(k)
         strong = beta.unsqueeze(-1) * wide
         z = solve(_of_sequence, at_least_float32(q), strong, wide, log_decay, self._ridge(), num_steps=self.num_steps)
-        z, strong = z.to(v.dtype), strong.to(v.dtype)
         if not final:
             o = gated_linear_attention(z, strong, v, log_decay, scale=1.0)
             assert isinstance(o, Tensor)
@@ -144,14 +144,13 @@ class MesaNetMixer(FusedStepMixer):
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: State) -> tuple[Tensor, State]:
         window, before = state
         qk, v, beta, log_decay = self._read(x_t, norm)
-        convolved = causal_conv1d_step(qk, self.conv_weight, None, window, activation="silu")
+        convolved = causal_conv1d_step(at_least_float32(qk), self.conv_weight, None, window, activation="silu")
         q, k = unit(convolved.unflatten(-1, (2 * self.num_heads, -1))).chunk(2, dim=-2)
-        wide = at_least_float32(k)
-        both = torch.cat([wide, at_least_float32(v)], dim=-1)
-        strong = beta.unsqueeze(-1) * wide
+        both = torch.cat([k, at_least_float32(v)], dim=-1)
+        strong = beta.unsqueeze(-1) * k
         _, after = gated_linear_attention_step(strong, strong, both, log_decay, before, in_place=True)
         gram, read = after.split([self.key_dim, self.value_dim], dim=-1)
-        z = solve(_of_position, at_least_float32(q), gram, self._ridge(), num_steps=self.num_steps)
+        z = solve(_of_position, q, gram, self._ridge(), num_steps=self.num_steps)
         o = (z.unsqueeze(-2) @ read).squeeze(-2)
         return self._output(o.to(v.dtype), residual), (window, after)
 

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from subquad.kernels.gated_linear_attention import gated_linear_attention
 from subquad.kernels.operations import count_operations
-from subquad.models import MODELS
+from subquad.models import MODELS, mesanet
 from subquad.models.parts.conjugate_gradients import solve
 from subquad.suite.contracts import TaskSpec
 
@@ -82,6 +82,30 @@ def test_what_is_solved_exactly_stays_and_a_query_of_zeros_reads_nothing():
     found.sum().backward()
     torch.testing.assert_close(b.grad, torch.tensor([[0.5, 0.25], [0.5, 0.25]]))
     torch.testing.assert_close(matrix.grad, -torch.tensor([[0.25, 0.125], [0.25, 0.125]]))
+
+
+@torch.no_grad()
+def test_under_bfloat16_a_solution_is_not_rounded_before_it_reads(monkeypatch):
+    """Nor does a step of decoding round its query before that."""
+    mixer, x = mixer_of().float(), torch.randn(2, 9, 12).bfloat16()
+    seen = []
+
+    def attention(q, *others, **options):
+        seen.append(q)
+        return gated_linear_attention(q, *others, **options)
+
+    def solved(product, b, *operands, **options):
+        seen.append(b)
+        return solve(product, b, *operands, **options)
+
+    monkeypatch.setattr(mesanet, "gated_linear_attention", attention)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixer(x)
+        monkeypatch.setattr(mesanet, "solve", solved)
+        mixer.step(x[:, 0], mixer.init_state(2, 1))
+    # the solution of the sequence, which reads last, and the query of the step
+    for y in seen[-2:]:
+        assert not torch.equal(y, y.bfloat16().to(y.dtype))
 
 
 def operations(call, *, gradient):

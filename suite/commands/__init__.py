@@ -8,6 +8,7 @@ seconds, are imported inside the commands that need them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -132,6 +133,12 @@ app.add_typer(submissions_app, name="submissions")
 app.add_typer(weights_app, name="weights")
 
 
+@functools.cache
+def command_tree() -> Any:
+    """The commands, whose signatures are read once a process."""
+    return typer.main.get_command(app)
+
+
 def _refuse_empty(words: Sequence[str]) -> None:
     """Raises ValueError for an empty word. None of the commands takes one, and as a path it would be this folder."""
     for count, word in enumerate(words, start=1):
@@ -161,7 +168,7 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
     try:
         _refuse_empty(sys.argv[1:] if arguments is None else arguments)
         named_commit()
-        app(args=arguments, obj=repository)
+        command_tree()(args=arguments, obj=repository)
     except SystemExit as end:
         # the library of the command line exits with 1 after an interruption
         code = INTERRUPTED if interrupted.is_set() else end.code

@@ -132,19 +132,23 @@ def setting(resolved, free):
 
 @pytest.mark.parametrize("name", [name for name, config in CONFIGS.items() if config.baseline])
 def test_every_run_stands_in_the_table_and_every_cell_has_runs_of_one_setting(name, resolved_runs):
-    resolved = {scale: resolved_runs(name, scale) for scale in config_scales(name)}
-    for scale, (config, runs) in resolved.items():
+    filled, table = {}, table_of(name)
+    for scale in config_scales(name):
+        config, runs = resolved_runs(name, scale)
         is_point = GridPoints(points(config, scale))
         for run_id, settings in runs.items():
             assert is_point(settings), f"{scale}: {run_id}: a report would leave this run out"
-        assert_every_run_has_a_cell(name, scale, config, runs)
-    if "paper" in resolved:
-        assert_every_cell_has_a_run(name, {scale: runs for scale, (_, runs) in resolved.items()})
+        filled[scale] = assert_every_run_has_a_cell(scale, table, config, runs)
+    if "paper" in filled:
+        # a column may belong to a reduced scale alone, where the sizes of a figure are smaller there
+        scales = {next(iter(filled)), *(CONFIGS[name].cannot_run and CONFIGS[name].runnable)}
+        cells = {(row, column) for row in table.rows for column in table.columns}
+        assert cells == set().union(*(filled[scale] for scale in scales)), "cells that select nothing"
 
 
-def assert_every_run_has_a_cell(name, scale, config, runs):
-    placed = set()
-    table = table_of(name)
+def assert_every_run_has_a_cell(scale, table, config, runs):
+    """Returns the cells, as (row, column), that have runs."""
+    placed, filled = set(), set()
     free = (*(config.select.best_of if config.select else ()), *table.mean_over)
     texts = {run_id: setting(resolved, free) for run_id, resolved in runs.items()}
     column_keys = {key for selector in table.columns.values() for key in selector}
@@ -153,25 +157,16 @@ def assert_every_run_has_a_cell(name, scale, config, runs):
         in_all_cells = {key: value for key, value in row_selector.items() if key not in column_keys}
         candidates = {run_id: run for run_id, run in runs.items() if matches(in_all_cells, run)}
         for column, column_selector in table.columns.items():
-            if "speedup_over" in column_selector:
-                continue
             selector = {**row_selector, **column_selector}
             found = {run_id for run_id, resolved in candidates.items() if matches(selector, resolved)}
+            filled |= {(row, column)} if found else set()
+            if "speedup_over" in column_selector:
+                continue
             placed |= found
             settings = {texts[run_id] for run_id in found}
             assert len(settings) <= 1, f"{scale}: {row} / {column} would average different settings"
     assert placed == set(runs), f"{scale}: runs that no cell of the table shows"
-
-
-def assert_every_cell_has_a_run(name, resolved):
-    config, table = CONFIGS[name], table_of(name)
-    # a column may belong to a reduced scale alone, where the sizes of a figure are smaller there
-    scales = [next(iter(resolved)), *(config.cannot_run and config.runnable)]
-    for row, row_selector in table.rows.items():
-        for column, column_selector in table.columns.items():
-            selector = {**row_selector, **column_selector}
-            found = any(matches(selector, run) for scale in scales for run in resolved[scale].values())
-            assert found, f"{row} / {column} selects nothing"
+    return filled
 
 
 def config_scales(name: str):

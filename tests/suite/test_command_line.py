@@ -295,7 +295,7 @@ def test_an_interruption_while_torch_is_imported_raises_nothing():
         "def app(**options):\n"
         "    try:\n        signal.raise_signal(signal.SIGINT)\n"
         "    finally:\n        print('raised', flush=True)\n"
-        "commands.app = app\n"
+        "commands.command_tree = lambda: app\n"
         "commands.main(None)"
     )
     done = in_a_process(code)

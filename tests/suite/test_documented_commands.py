@@ -4,15 +4,14 @@ import re
 import shlex
 
 import pytest
-import typer
 import yaml
 
 from subquad.run_suite import HOME
-from subquad.suite.commands import app
+from subquad.suite.commands import command_tree
 from subquad.suite.settings.config import find_experiments
 from tests.reports.test_readme import documents
 
-GROUP = typer.main.get_command(app)
+GROUP = command_tree()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"(?:(?:^|\s)python \S*run_suite\.py|^subquad) (.*)")
 EXPERIMENTS = find_experiments(HOME / "reports")

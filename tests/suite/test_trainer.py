@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import shutil
@@ -52,15 +53,17 @@ def test_training_learns():
     assert accuracy > 0.95
 
 
-@pytest.mark.parametrize("task", [{}, {"endless": True}])
+@functools.cache
+def uninterrupted(endless):
+    options = {"schedule": "cosine", "warmup_steps": 3, "keep": "best", "eval_every": 1, "clip": 0.5, "test_last": True}
+    run = make_run(task={"endless": endless}, train=options | ({"epoch_steps": 5} if endless else {}))
+    return run, train(run)
+
+
+@pytest.mark.parametrize("endless", [False, True])
 @pytest.mark.parametrize("stop_at", [1, 7, 13, 20, 21], ids=["early", "middle", "late", "at the test", "between tests"])
-def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(tmp_path, task, stop_at):
-    options = {"schedule": "cosine", "warmup_steps": 3, "keep": "best", "eval_every": 1, "clip": 0.5}
-    options |= {"test_last": True}
-    if task:
-        options |= {"epoch_steps": 5}
-    run = make_run(task=task, train=options)
-    whole = train(run)
+def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(tmp_path, endless, stop_at):
+    run, whole = uninterrupted(endless)
     calls = iter(range(1000))
     path = tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):

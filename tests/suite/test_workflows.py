@@ -5,13 +5,12 @@ import shlex
 import subprocess
 
 import pytest
-import typer
 import yaml
 
 from subquad.run_suite import HOME
-from subquad.suite.commands import app
+from subquad.suite.commands import command_tree
 
-GROUP = typer.main.get_command(app)
+GROUP = command_tree()
 ACTION = HOME / "action.yml"
 WORKFLOWS = sorted((HOME / ".github" / "workflows").glob("*.yml"))
 CONTEXTS = {"github", "inputs", "steps", "cancelled"}

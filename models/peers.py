@@ -156,11 +156,10 @@ def _rwkv7(config: Any, options: Settings, vocab_size: int, length: int) -> Sett
 
 
 def _mamba3(config: Any, options: Settings, vocab_size: int, length: int) -> Settings:
-    inner = {"layer": "Mamba3", "d_state": config.d_state, "expand": config.expand, "headdim": config.head_size}
     width = round(config.mlp_ratio * config.d_model) if config.channel_mixer == "swiglu" else 0
     settings = mamba_settings({**options, "dt_rank": None, "d_state": config.d_state}, vocab_size, length)
     # the width is a multiple of 128 in the library, which a share of one per cent allows for
-    return {**settings, "ssm_cfg": inner, "d_intermediate": width}
+    return {**settings, "d_intermediate": width}
 
 
 def _llama(config: Any, options: Settings, vocab_size: int, length: int) -> Settings:
@@ -239,7 +238,15 @@ def _mamba_ssm(settings: Settings, config: Any) -> PeerModel:
     from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
 
     # the library allocates on a device that it is told
-    network = MambaLMHeadModel(MambaConfig(**settings), device=torch.get_default_device())
+    device = torch.get_default_device()
+    network = MambaLMHeadModel(MambaConfig(**settings), device=device)
+    if type(config).__name__ == "Mamba3Config":
+        from mamba_ssm.modules.mamba3 import Mamba3
+
+        # the language model of 2.3.2.post1 refuses the name of this layer, so that it is put into its blocks here
+        sizes = {"d_state": config.d_state, "expand": config.expand, "headdim": config.head_size}
+        for index, block in enumerate(network.backbone.layers):
+            block.mixer = Mamba3(config.d_model, **sizes, layer_idx=index, device=device)
     return MambaModel(network, config, "mamba-ssm", "backbone.layers.0.mixer")
 
 

@@ -359,6 +359,9 @@ def _chosen(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried:
     if select is None or not runs:
         return ""
     values = plan.num_values(row, column)
+    if values == 1 and all(tried[run.run_id].compared == 1 for run in runs):
+        # of one value there is no best
+        return ""
 
     def may_change(run: StoredRun) -> bool:
         """Whether another value may be shown once its runs are there; no value after one that is good enough is."""

@@ -132,6 +132,14 @@ def test_a_cell_says_of_how_many_values_it_is_the_best(make):
     assert "Best" not in words_of(report).note
 
 
+def test_where_the_grid_has_one_value_no_mark_says_that_a_cell_is_the_best_of_several(make):
+    report = make(*three(valid={100: 0.8}), config=grid(select=SELECT))
+    found = cell(report, "H3", "AR")
+    assert (found.mean, found.chosen) == (pytest.approx(99.8), "")
+    assert "*" not in found.marks
+    assert note(report, "*") == ""
+
+
 def test_where_a_value_may_be_enough_one_with_fewer_seeds_is_not_chosen(make):
     whole = three(values=(0.8, 0.8, 0.8), valid={100: 0.9}, train={"lr": 1e-3})
     given_up = make_run(seed=0, test=0.99, valid={100: 0.99}, train={"lr": 1e-4})

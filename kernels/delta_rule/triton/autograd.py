@@ -19,6 +19,7 @@ from subquad.kernels.device import float32_products, interpreted, is_hopper
 from subquad.kernels.gated_linear_attention.reference import each_head
 from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind, dense_channels
 from subquad.kernels.layout import dense
+from subquad.kernels.replay import Replayed
 
 
 class Options(NamedTuple):
@@ -63,6 +64,18 @@ def forward(
         write = dense_channels(write)
     if plain is not None:
         plain = dense_channels(plain)
+    # a plan of packed sequences has tables of its own
+    call = _forward if options.sequence_ends is None else _forward.function
+    tensors = q, k, v, beta, g, write, plain, dense(initial_state)
+    o, final, plan, *kept = call(tensors, options, keep)
+    own = None if plain is None else v
+    return Result(o, final, plan, (q, k, beta, g, write, plain, own, *kept))
+
+
+@Replayed
+def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[Any, ...]:
+    """o, the final state, the plan, and of `Result.saved` what the kernels write."""
+    q, k, v, beta, g, write, plain, initial_state = tensors
     plan = options.planner(options.scale, q, k, v, sequence_ends=options.sequence_ends)
     if plan.work == torch.float32:
         # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
@@ -73,10 +86,9 @@ def forward(
         final = q.new_empty(shape, dtype=torch.float32)
     segments = cut_time(plan, (*beta.shape, k.shape[-1]), v.shape[-1], decay_kind(g))
     factors = delta_factors(plan, q, k, beta, g, write, plain, keep=keep, bounded=segments.count > 1)
-    boundary = EndStates(dense(initial_state), final)
+    boundary = EndStates(initial_state, final)
     o, *kept = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
-    own = None if plain is None else v
-    return Result(o, final, plan, (q, k, beta, g, write, plain, own, *kept, *factors))
+    return o, final, plan, *kept, *factors
 
 
 class DeltaRule(OnceDifferentiable):
@@ -102,33 +114,47 @@ class DeltaRule(OnceDifferentiable):
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, beta, g, write, plain, v, delta, states, transposes, vanished, *kept = saved(ctx)
-        factors = ChunkFactors(*kept)
+        tensors = saved(ctx)
+        q, k, beta, g, _, _, _, delta, *_ = tensors
         do = torch.zeros_like(delta, dtype=ctx.value_dtype) if do is None else dense_channels(do)
-        dinitial = None
-        if ctx.initial_dtype is not None:
-            shape = (ctx.plan.num_sequences(q.shape[0]), delta.shape[2], q.shape[3], delta.shape[3])
-            dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
-        boundary = EndStates(dense(dfinal), dinitial)
-        dv, drest, dstates = delta_back(
-            ctx.plan,
-            q=q,
-            k=k,
-            do=do,
-            factors=factors,
-            transposes=transposes,
-            vanished=vanished,
-            boundary=boundary,
-        )
-        given = {"q": q, "k": k, "beta": beta, "g": g, "delta": delta, "do": do, "dv": drest}
-        given |= {"states": states, "dstates": dstates, "needs_dg": ctx.needs_input_grad[4]}
-        dwrite = dplain = None
-        if factors.steep is None:
-            dq, dk, dbeta, dg = row_grads(ctx.plan, factors=factors, **given)
-        else:
-            own = {"write": write, "plain": plain, "v": v, "steep": factors.steep}
-            dq, dk, dbeta, dg, dwrite, dplain = delta_grads(ctx.plan, **given, **own)
-        return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, dwrite, dplain, dinitial, None
+        call = _gradients if ctx.plan.table is None else _gradients.function
+        gradients = call((*tensors, do, dense(dfinal)), ctx.plan, ctx.needs_input_grad[4], ctx.initial_dtype)
+        dq, dk, dv, dbeta, dg, *others = gradients
+        dq, dk = (dx if dx.shape == x.shape else _summed_heads(dx, x) for dx, x in ((dq, q), (dk, k)))
+        if dg is not None and dg.dim() > g.dim():
+            dg = dg.sum(-1).to(g.dtype)
+        return dq, dk, dv.to(ctx.value_dtype), dbeta.sum(-1).to(beta.dtype), dg, *others, None
+
+
+def _summed_heads(dx: Tensor, x: Tensor) -> Tensor:
+    """The gradient of x, whose heads are shared, from those of all heads of values."""
+    return dx.unflatten(2, (x.shape[2], -1)).sum(3).to(x.dtype)
+
+
+@Replayed
+def _gradients(
+    tensors: tuple[Any, ...], plan: Plan, needs_dg: bool, initial_dtype: torch.dtype | None
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, beta, g, write, plain and the initial state; see `row_grads` for sums that are left."""
+    q, k, beta, g, write, plain, v, delta, states, transposes, vanished, *kept, do, dfinal = tensors
+    factors = ChunkFactors(*kept)
+    dinitial = None
+    if initial_dtype is not None:
+        shape = (plan.num_sequences(q.shape[0]), delta.shape[2], q.shape[3], delta.shape[3])
+        dinitial = torch.empty(shape, dtype=initial_dtype, device=q.device)
+    boundary = EndStates(dfinal, dinitial)
+    dv, drest, dstates = delta_back(
+        plan, q=q, k=k, do=do, factors=factors, transposes=transposes, vanished=vanished, boundary=boundary
+    )
+    given = {"q": q, "k": k, "beta": beta, "g": g, "delta": delta, "do": do, "dv": drest}
+    given |= {"states": states, "dstates": dstates, "needs_dg": needs_dg}
+    dwrite = dplain = None
+    if factors.steep is None:
+        dq, dk, dbeta, dg = row_grads(plan, factors=factors, **given)
+    else:
+        own = {"write": write, "plain": plain, "v": v, "steep": factors.steep}
+        dq, dk, dbeta, dg, dwrite, dplain = delta_grads(plan, **given, **own)
+    return dq, dk, dv, dbeta, dg, dwrite, dplain, dinitial
 
 
 def delta_rule_triton(

@@ -278,7 +278,8 @@ def delta_grads(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of q, k, beta, where it is needed of g, and where they are given of write and plain.
 
-    See `_grads_kernel`. v is read only where plain is given.
+    See `_grads_kernel`. v is read only where plain is given. The gradient of beta is float32 and has a last axis of
+    blocks of K, over which it is to be summed.
 
     steep: as in `ChunkFactors`.
     """
@@ -296,4 +297,4 @@ def delta_grads(
             write=write, plain=plain, v=v, delta=delta, do=do, dv=dv, states=states, dstates=dstates, **pairs, dq=dq,
             dk=dk, dbeta=dbeta, dg=dg, dwrite=dwrite, dplain=dplain, steep=steep, table=plan.table,
         )  # fmt: skip
-    return dq, dk, dbeta.sum(-1).to(beta.dtype), dg, dwrite, dplain
+    return dq, dk, dbeta, dg, dwrite, dplain

@@ -206,7 +206,11 @@ def row_grads(
     factors: ChunkFactors,
     needs_dg: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, beta and, where it is needed, of g; see `_row_grads_kernel`."""
+    """Gradients of q, k, beta and, where it is needed, of g; see `_row_grads_kernel`.
+
+    Those of q and k have the heads of v, and those of beta and g, in float32, a last axis of blocks of K. Their sums
+    over heads that share q and k and over blocks are the gradients.
+    """
     (batch, length, heads, value_dim), (*_, groups, key_dim), kind = do.shape, k.shape, decay_kind(g)
     num_k = cdiv(key_dim, _block_k(plan, kind, key_dim))
     # the gradients of heads that share q and k are float32 until they are added
@@ -222,8 +226,4 @@ def row_grads(
         q=q, k=k, beta=beta, g=g, prefix=factors.prefix, suffix=factors.suffix, decay=factors.decay, delta=delta, do=do,
         dv=dv, states=states, dstates=dstates, dq=dq, dk=dk, dbeta=dbeta, dg=dg, table=plan.table,
     )  # fmt: skip
-    if dg is not None and g is not None:
-        dg = dg.sum(-1).to(g.dtype)
-    if groups != heads:
-        dq, dk = (dx.unflatten(2, (groups, -1)).sum(3).to(x.dtype) for dx, x in ((dq, q), (dk, k)))
-    return dq, dk, dbeta.sum(-1).to(beta.dtype), dg
+    return dq, dk, dbeta, dg

@@ -243,6 +243,7 @@ def gla_grads(
 ) -> tuple[Any, Any, Any]:
     """Gradients of q, k and g, each None where it has no dtype; see `_grads_kernel`.
 
+    That of a decay of a head is float32 [B, T, H, blocks of K], of which the sums over the blocks are the gradient.
     more: float32 tensors that are added to the gradients of k and g.
     """
     (batch, length, heads, key_dim), kind = k.shape, decay_kind(g)
@@ -259,6 +260,4 @@ def gla_grads(
         g=g, do=do, states=states, dstates=dstates, dq=dq, dk=dk, dg=dg, dk_more=dk_more, dg_more=dg_more,
         table=plan.table,
     )  # fmt: skip
-    if partial and dg is not None:
-        dg = dg.sum(-1).to(dg_dtype)
     return dq, dk, dg

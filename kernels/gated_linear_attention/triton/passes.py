@@ -29,6 +29,7 @@ from subquad.kernels.gated_linear_attention.triton.scores import NO_FACTORS, Chu
 from subquad.kernels.gated_linear_attention.triton.states import gla_states
 from subquad.kernels.gated_linear_attention.triton.walk import gla_walk
 from subquad.kernels.layout import dense
+from subquad.kernels.replay import Replayed
 
 
 class GradDtypes(NamedTuple):
@@ -173,7 +174,7 @@ def backward(
     dtypes: GradDtypes,
     more: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and g.
+    """Gradients of q, k, v and g. Where that of g has one axis more than g, its sums over the last axis are meant.
 
     boundary: the gradient of the final state, and memory for that of the initial state.
     more:     float32 tensors that are added to the gradients of v and g; only for decays on values.
@@ -258,13 +259,23 @@ def attend(
     q, k, v = dense_channels(q), dense_channels(k), dense_channels(v)
     if g is not None and g.dim() == 4:
         g = dense_channels(g)
+    # a plan of packed sequences has tables of its own
+    call = _attend if options.sequence_ends is None else _attend.function
+    o, final, plan, *kept = call((q, k, v, g, dense(initial_state)), options, keep)
+    return Result(o, final, plan, (q, k, v, g, *kept))
+
+
+@Replayed
+def _attend(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[Any, ...]:
+    """o, the final state, the plan, the states before every chunk and the chunk factors, of which some are None."""
+    q, k, v, g, initial_state = tensors
     plan = options.planner(options.scale, q, k, v, sequence_ends=options.sequence_ends)
     final = None
     if options.return_final_state:
         shape = (plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3])
         final = q.new_empty(shape, dtype=torch.float32)
-    boundary = EndStates(dense(initial_state), final)
+    boundary = EndStates(initial_state, final)
     o, states, factors = forward(
         plan, q, k, v, g, on_value=options.on_value, boundary=boundary, dtype=v.dtype, keep=keep
     )
-    return Result(o, final, plan, (q, k, v, g, states, *factors))
+    return o, final, plan, states, *factors

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from subquad.suite.contracts import ModelConfig, TaskSpec
 from subquad.suite.generate import Decoder, Sampling
 from subquad.suite.model import Model
-from subquad.suite.training.measure import synchronize
+from subquad.suite.training.measure import reset_peak_memory, synchronize
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 20
 """Generations that are timed at each length; the paper of Mamba has 3."""
@@ -96,9 +96,13 @@ def time_generations(model: Model, prompts: Tensor, new_tokens: int, budget_ms: 
 
 @torch.inference_mode()
 def time_peer(generate: Callable[[], object], device: torch.device, budget_ms: float) -> list[float]:
-    """Times in ms of a generation of another library, repeated as `time_generations` repeats ours."""
-    # compiles its kernels, and records a step where the library does so
+    """Times in ms of a generation of another library, repeated as `time_generations` repeats ours.
+
+    The peak of memory is that of these generations.
+    """
+    # compiles and tunes its kernels, and records a step where the library does so
     generate()
+    reset_peak_memory(device)
     found: list[float] = []
     while len(found) < MIN_SAMPLES or (len(found) < MAX_SAMPLES and sum(found) < budget_ms):
         synchronize(device)

@@ -260,7 +260,6 @@ class ModelTimer(Series):
         speed = self.run.speed
         prompts = random_inputs(speed, self.device, speed.batch(length), length)
         model.eval()
-        reset_peak_memory(self.device)
         samples = time_peer(lambda: model.generate(prompts, speed.new_tokens), self.device, self.budget_ms)
         return samples, torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
@@ -272,6 +271,8 @@ class ModelTimer(Series):
 
     def _recorded_or_called(self, step: Callable[[], None]) -> tuple[Callable[[], None], int | None, bool]:
         """As `_recorded`, or the step itself where it cannot be recorded, and whether it was."""
+        # some libraries tune themselves in their first step, with memory that is not that of a step
+        step()
         try:
             return *self._recorded(step), self.device.type == "cuda"
         except torch.OutOfMemoryError:

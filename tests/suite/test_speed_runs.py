@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from subquad.models import MODELS
 from subquad.reports.render import build, render
+from subquad.suite.bench import generation
 from subquad.suite.bench import models as timed
 from subquad.suite.bench.config import SpeedConfig, SpeedRun
 from subquad.suite.bench.generation import build_for_inference
@@ -432,3 +434,13 @@ def test_a_peer_generates_in_its_own_way_behind_the_same_prompts(tmp_path, monke
         [2 * 3 * 1e3] * len(time["samples"])
     )
     assert rows["speedup", "length=5,against=mamba_ssm"]["value"] > 0
+
+
+def test_memory_with_which_a_peer_tunes_itself_is_not_its_peak(monkeypatch):
+    """Its kernels are tuned in the first call."""
+    events = []
+    timer = SimpleNamespace(device=CPU, _recorded=lambda step: (events.append("measured"), None))
+    timed.ModelTimer._recorded_or_called(timer, lambda: events.append("called"))
+    monkeypatch.setattr(generation, "reset_peak_memory", lambda device: events.append("measured"))
+    generation.time_peer(lambda: events.append("called"), CPU, 0.0)
+    assert events[:4] == ["called", "measured"] * 2

@@ -305,8 +305,13 @@ def _tree(config: ExperimentConfig, values: Mapping[str, Any]) -> dict[str, dict
     """The sections of a run from dotted keys."""
     tree: dict[str, dict[str, Any]] = {section: {} for section in config.sections}
     for key, value in values.items():
-        section, _, option = key.partition(".")
-        tree[section][option] = value
+        section, *above, option = key.split(".")
+        place = tree[section]
+        for part in above:
+            # a part of a value (`train.budget.seconds`), whose other parts the grid may share with other runs
+            place[part] = dict(place[part]) if isinstance(place.get(part), Mapping) else {}
+            place = place[part]
+        place[option] = value
     return tree
 
 

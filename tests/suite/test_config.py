@@ -53,6 +53,18 @@ def test_set_wins_over_everything_and_seeds_replace_the_grids():
     assert [run.seed for run in found] == [0, 1, 0, 1]
 
 
+def test_a_part_of_a_value_is_set_by_its_key_and_the_other_parts_stay():
+    """A plan prints such keys, so they can be given back."""
+    train = {"epochs": 2, "early_stop": {"threshold": 0.9, "patience": 3}}
+    config = grid(baseline={**GRID["baseline"], "train": train})
+    found = runs(config, overrides=["train.early_stop.patience=1,2"], seeds=(0,))
+    stops = [run.train.early_stop for run in found if run.train.lr == 0.1 and run.model.d_model == 2]
+    assert [(stop.threshold, stop.patience) for stop in stops] == [(0.9, 1), (0.9, 2)]
+    assert train["early_stop"]["patience"] == 3
+    alone = runs(overrides=["train.early_stop.patience=4"], seeds=(0,))
+    assert {run.train.early_stop.patience for run in alone} == {4}
+
+
 def test_several_values_of_set_are_an_axis():
     found = runs(scale="small", overrides=["train.lr=1e-3,3e-3", "train.epochs=4,5"])
     assert [(run.train.lr, run.train.epochs) for run in found if run.model.d_model == 2] == [

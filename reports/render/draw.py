@@ -91,7 +91,8 @@ def save(document: Document, path: Path, width: Width = "page", source: str = ""
     """
     canvas = document.draw(width)
     if canvas is None:
-        raise ValueError(f"{document.name}: nothing to draw; run it first")
+        why = [note for note in document.notes if note.startswith("left out")] or ["run it first"]
+        raise ValueError(f"{document.name}: nothing to draw; {'; '.join(why)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):
         if path.suffix == ".pdf":

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from matplotlib.colors import to_hex
 
-from subquad.reports.render import Board
+from subquad.reports.render import Board, render
 from subquad.reports.render.costs import curves_of
 from subquad.reports.render.curves import spread
 from subquad.reports.render.draw import draw
@@ -153,6 +153,13 @@ def test_a_row_without_a_run_or_without_counted_operations_is_named_and_not_draw
 def test_runs_of_one_evaluation_show_their_seeds(make):
     axes = draw(report_of(make, run_of("h3", 0, [(100, 180.0, 0.5)]))).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["h3"]
+
+
+def test_where_all_runs_are_left_out_the_refusal_says_why(make, tmp_path):
+    """A stranger who set another budget was told to run what had been run."""
+    report = report_of(make, run_of("mine", 0, flat(0.5)))
+    with pytest.raises(ValueError, match=r"nothing to draw; left out: 1 run with model.name: mine"):
+        render(report, "png", tmp_path / "figure.png")
 
 
 def test_curves_need_costs_that_are_counted_on_the_way():

@@ -347,7 +347,7 @@ def scan_launches(folder: Path) -> Case:
     from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
     from subquad.kernels.selective_scan.triton.backward import scan_backward
     from subquad.kernels.selective_scan.triton.forward import scan_forward
-    from tests.kernels.launches import nothing_starts
+    from tests.kernels.launches import on_a_gpu
 
     class Nothing(torch.autograd.Function):
         @staticmethod
@@ -369,7 +369,7 @@ def scan_launches(folder: Path) -> Case:
     tuning = replace(TUNING, uncut=0, enough_warps=10**6, busy_warps=10**6)
 
     def ours() -> None:
-        with nothing_starts(scan_forward, scan_backward):
+        with on_a_gpu(scan_forward, scan_backward):
             for _ in range(100):
                 y = selective_scan_triton(x, dt, **maps, **channels, z=z, dt_softplus=True, tuning=tuning)
                 torch.autograd.grad(y, given, gradient)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 STREAM = 17
 
@@ -65,21 +67,34 @@ class Kernel:
 
 
 @contextlib.contextmanager
-def nothing_starts(*passes: Any) -> Iterator[list[tuple[Any, ...]]]:
-    """Gives the launches, none of which starts, while CPU tensors say they are on a GPU for which all is compiled.
+def on_a_gpu(*passes: Any, computes: bool = False) -> Iterator[list[tuple[Any, ...]]]:
+    """Gives the launches while CPU tensors say they are on a GPU for which all is compiled.
 
-    passes: the `Replayed` that are called meanwhile; what they and the launcher keep is forgotten afterwards.
+    passes:   the `Replayed` that are called meanwhile; what they and the launcher keep is forgotten afterwards.
+    computes: whether Triton's interpreter carries a launch out, with the tensors at the addresses that it got. Else
+              nothing starts.
     """
+    from triton.runtime.interpreter import InterpretedFunction
+
     from subquad.kernels import launch as module
     from subquad.kernels.replay import Replayed
 
     started: list[tuple[Any, ...]] = []
-
-    def run(*given: Any) -> None:
-        started.append(given)
+    publicly = module._launch_publicly
 
     def ask(kernel: Any, axes: Any, named: dict[str, Any]) -> Any:
-        run(*axes, *named.values())
+        def run(x: int, y: int, z: int, *given: Any) -> None:
+            started.append((x, y, z, *given))
+            if computes:
+                arguments = zip(kernel.arg_names, given[6:], strict=True)
+                # a GPU carries it out without operations of torch
+                with _disable_current_modes():
+                    kernel[x, y, z](**{name: tensor_at(value, named[name]) for name, value in arguments})
+
+        if computes:
+            with _disable_current_modes():
+                publicly(kernel, axes, named)
+        started.append((*axes, *named.values()))
         return SimpleNamespace(run=run, function=1, packed_metadata="metadata")
 
     def params(kernel: Any) -> list[Any]:
@@ -91,8 +106,6 @@ def nothing_starts(*passes: Any) -> Iterator[list[tuple[Any, ...]]]:
 
     launcher = module.launch
     with pytest.MonkeyPatch.context() as patch:
-        from triton.runtime.interpreter import InterpretedFunction
-
         patch.setattr(InterpretedFunction, "params", property(params), raising=False)
         patch.setattr(torch.Tensor, "get_device", lambda x: 0)
         patch.setattr(module, "_launch_publicly", ask)
@@ -102,3 +115,17 @@ def nothing_starts(*passes: Any) -> Iterator[list[tuple[Any, ...]]]:
         for one in passes:
             patch.setattr(one, "_known", Replayed(one.function)._known)
         yield started
+
+
+def tensor_at(value: Any, like: Any) -> Any:
+    """The memory from an address on in the dtype of a tensor; the value where that is none."""
+    if not isinstance(like, torch.Tensor) or not like.numel():
+        return like if isinstance(like, torch.Tensor) else value
+    for x in gc.get_objects():
+        if type(x) in (torch.Tensor, torch.nn.Parameter):
+            memory = x.untyped_storage()
+            offset = value - memory.data_ptr()
+            if 0 <= offset < memory.nbytes():
+                size = (memory.nbytes() - offset) // like.element_size()
+                return torch.empty(0, dtype=like.dtype).set_(memory, offset // like.element_size(), (size,), (1,))
+    raise AssertionError("a kernel got an address at which there is no tensor")

@@ -1,6 +1,8 @@
 """Passes whose launches are made again, with kernels and tensors that only say what they are asked."""
 
 import threading
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ import triton
 from subquad.kernels.backend import made_once
 from subquad.kernels.launch import Launcher, LaunchPlan
 from subquad.kernels.replay import ALIGNMENT, Replayed
-from tests.kernels.launches import STREAM, Kernel, OnDevice, on_device
+from tests.kernels.launches import STREAM, Kernel, OnDevice, on_a_gpu, on_device
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PARTS = LaunchPlan((2, 3), T=5, BLOCK=64, num_warps=4)
 
 
@@ -249,3 +252,58 @@ def test_checks_are_made_once_for_equal_forms_and_refusals_at_every_call():
     for _ in range(2):
         check((torch.zeros(4), None), 1)
     assert len(calls) == count + 2
+
+
+def scan_call(g):
+    from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
+    from subquad.kernels.selective_scan.triton.backward import scan_backward
+    from subquad.kernels.selective_scan.triton.forward import scan_forward
+
+    x, dt, z = (torch.randn(1, 64, 8, generator=g) for _ in range(3))
+    maps, A = torch.randn(1, 64, 8, generator=g), -torch.rand(8, 4, generator=g)
+    tuning = replace(TUNING, uncut=0, chunk=32, min_segment=32, enough_warps=10**6, busy_warps=10**6)
+    # B and C are parts of one tensor
+    inputs = {"x": x, "dt": dt, "A": A, "B": maps[..., :4], "C": maps[..., 4:], "z": z, "dt_bias": A[:, 0].clone()}
+    return partial(selective_scan_triton, dt_softplus=True, tuning=tuning), inputs, (scan_forward, scan_backward)
+
+
+def linear_attention_call(g):
+    from subquad.kernels.gated_linear_attention.triton.autograd import _gradients, gated_linear_attention_triton
+    from subquad.kernels.gated_linear_attention.triton.passes import _attend
+
+    q, k, v, d = (torch.randn(1, 80, 2, 16, generator=g) for _ in range(4))
+    inputs = {"q": q, "k": k, "v": v, "log_decay": -d.abs()}
+    return lambda **given: gated_linear_attention_triton(**given)[0], inputs, (_attend, _gradients)
+
+
+def delta_rule_call(g):
+    from subquad.kernels.delta_rule.triton.autograd import _forward, _gradients, delta_rule_triton
+
+    q, k, v = (torch.randn(1, 80, 2, 16, generator=g) / 4 for _ in range(3))
+    beta, d = (torch.rand(1, 80, 2, generator=g) for _ in range(2))
+    inputs = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": -d}
+    return lambda **given: delta_rule_triton(**given)[0], inputs, (_forward, _gradients)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter stands for the GPU")
+@pytest.mark.parametrize("call", [scan_call, linear_attention_call, delta_rule_call])
+def test_passes_whose_launches_are_made_again_compute_the_same(call, monkeypatch):
+    """Also where later inputs have other values, and where results of earlier calls are still in memory."""
+    g = torch.Generator().manual_seed(0)
+    (op, inputs, passes), (_, others, _) = call(g), call(g)
+
+    def results(given):
+        leaves = {name: x.detach().requires_grad_() for name, x in given.items()}
+        y = op(**leaves)
+        return y, *torch.autograd.grad(y, list(leaves.values()), y.detach())
+
+    wanted = [results(given) for given in (inputs, others)]
+    assert not torch.equal(wanted[0][0], wanted[1][0])
+    with on_a_gpu(*passes, computes=True):
+        found = [results(inputs), results(others)]
+        for one in passes:
+            # from the third call on it is not needed
+            monkeypatch.setattr(one, "function", None)
+        found += [results(inputs), results(others)]
+    for i, tensors in enumerate(found):
+        assert all(map(torch.equal, tensors, wanted[i % 2]))

@@ -234,14 +234,14 @@ def test_a_pass_over_segments_takes_seven_launches_and_few_operations():
     from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
     from subquad.kernels.selective_scan.triton.backward import scan_backward
     from subquad.kernels.selective_scan.triton.forward import scan_forward
-    from tests.kernels.launches import nothing_starts
+    from tests.kernels.launches import on_a_gpu
 
     inputs = on_device(make_inputs(1, 256, 64, 16, initial_state=False), torch.bfloat16)
     leaves = {n: v.requires_grad_() if torch.is_tensor(v) else v for n, v in inputs.items()}
     tensors = [v for v in leaves.values() if torch.is_tensor(v)]
     cotangent = torch.ones_like(inputs["x"])
     tuning = replace(TUNING, uncut=0, enough_warps=10**6, busy_warps=10**6)
-    with nothing_starts(scan_forward, scan_backward) as started:
+    with on_a_gpu(scan_forward, scan_backward) as started:
         for _ in range(4):
             started.clear()
             with profile() as profiled:

@@ -93,6 +93,15 @@ def test_a_seed_with_an_evaluation_less_is_compared_at_equal_cost(make):
     assert curve.middle == ((1.0, 25.0), (2.0, 50.0), (3.0, 75.0))
 
 
+def test_the_median_ends_where_the_slower_seed_does(make):
+    """In equal minutes one seed took fewer operations; what it would have at more of them is not known."""
+    runs = [run_of("h3", 0, [(10, 60.0, 0.25), (20, 120.0, 0.5)]), run_of("h3", 1, [(10, 30.0, 0.25), (20, 90.0, 0.5)])]
+    report = report_of(make, *runs, costs=(OPERATIONS, MINUTES))
+    operations, minutes = (curves_of(report, cost)[0] for cost in report.figure.spec.costs)
+    assert [x for x, _ in operations.middle] == pytest.approx([0.6, 0.9])
+    assert [x for x, _ in minutes.middle] == pytest.approx([1.0, 1.5, 2.0]), "this is the end of the budget"
+
+
 @pytest.mark.parametrize(
     ("other", "names"),
     [((0.3, 0.4), {"h3"}), ((0.3, 0.5), {"h3", "s4d"}), ((0.5, 0.51), {"h3", "s4d"}), ((0.7, 0.8), {"s4d"})],

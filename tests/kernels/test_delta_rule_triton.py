@@ -313,8 +313,7 @@ def test_segments_leave_out_what_has_faded_and_only_that(beta, monkeypatch):
         assert relative_error(in_segments.detach(), whole.detach().double())[0] < 1e-4
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("value", "count"), [(math.nan, 2), (math.inf, 3)])
 @pytest.mark.parametrize("name", ["k", "beta", "log_decay", "initial_state"])
 def test_what_is_not_finite_does_not_fade(name, value, count, monkeypatch):
     """It reaches all later segments, though the end of its own one would not notice its chunk, nor they its state."""

@@ -17,6 +17,7 @@ from subquad.suite.metrics import SPENT
 from subquad.suite.options import parse
 from subquad.suite.settings.report_spec import FigureSpec
 from subquad.suite.store import storage
+from tests.reports.browser import browser, needs_browser
 from tests.reports.drawn import words
 from tests.reports.made import grid, make_run
 
@@ -199,3 +200,30 @@ def test_the_page_of_everything_has_every_seed_and_the_ties(make):
         ("h3", 2, [3.0, 55.0], True),
         ("s4d", 2, [3.0, 15.0], False),
     ]
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_page_draws_every_seed_and_has_the_ends_as_a_table(make, tmp_path):
+    runs = [
+        run_of(m, seed, flat(v)) for m, vs in (("s4d", (0.1, 0.2)), ("h3", (0.5, 0.6))) for seed, v in enumerate(vs)
+    ]
+    board = Board(
+        "overview", (report_of(make, *runs, costs=(MINUTES, OPERATIONS)),), (), storage.SCHEMA.empty_table().to_pandas()
+    )
+    file = render(board, "html", tmp_path / "page.html")
+    with browser(tmp_path) as tab:
+        tab.open(file, "#experiment?name=demo/table2")
+        assert tab.js("window.errors") == []
+        svg = "one.querySelectorAll('polyline').length"
+        lines = "find((one) => one.caption?.textContent.endsWith('end, text'))"
+        charts = f"[...document.querySelectorAll('.charts svg')].map((one) => [one.ariaLabel, {svg}])"
+        assert tab.js(charts) == [
+            ["validation accuracy against minutes, text", 6],
+            ["validation accuracy against operations (10^15), text", 6],
+        ]
+        rows = f"[...[...document.querySelectorAll('table')].{lines}.tBodies[0].rows]"
+        assert tab.js(f"{rows}.map((line) => [...line.cells].map((cell) => cell.textContent))") == [
+            ["h3", "55.00", "50.00, 60.00", "yes", "3", "1.8"],
+            ["s4d", "15.00", "10.00, 20.00", "", "3", "1.8"],
+        ]

@@ -188,10 +188,10 @@ def keep_shapes_and_dtypes() -> None:
         name = type.name
         if name not in kept:
             make(self, handle, type)
-            kept[name] = self.shape, self.numel
+            kept[name] = self.shape, self.numel, self.dtype
             return
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.shape, self.numel = kept[name]
+        self.handle, self.type = handle, type
+        self.shape, self.numel, self.dtype = kept[name]
 
     tensor.__init__ = initialize
 
@@ -227,7 +227,8 @@ def keep_types_of_operations() -> None:
         def converted(x, to):
             if not isinstance(x, tensor):
                 return to
-            x = cast_if_needed(x, to.dtype)
+            if x.dtype is not to.dtype:
+                x = cast(x, to.dtype)
             if x.type.name == to.type.name:
                 return x
             data = np.broadcast_to(x.handle.data, to.handle.data.shape) if repeat else x.handle.data
@@ -274,7 +275,10 @@ def spare_unused_checks_in_the_interpreter() -> None:
     """Let Triton's interpreter skip checks: of overflow, whose result it does not use, and of its own arrays (3.9)."""
     from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
+    def initialize_handle(self, data, dtype):
+        self.data, self.dtype, self.attr = data, dtype, {}
+
     options = interpreter_builder.options
     if not options.debug:
         interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
-        TensorHandle.__post_init__ = lambda self: None
+        TensorHandle.__init__ = initialize_handle

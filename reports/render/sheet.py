@@ -19,6 +19,7 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.font_manager import FontProperties
+from matplotlib.ticker import MaxNLocator
 
 Width = Literal["column", "page"]
 WIDTHS: Mapping[Width, float] = {"column": 3.3, "page": 7.0}
@@ -222,7 +223,10 @@ def log_ticks(low: float, high: float, room: float) -> list[float]:
         apart = math.log(tick / kept[-1]) / math.log(high / low) * room * 0.85
         if apart > (measure(f"{tick:g}", SMALL) + measure(f"{kept[-1]:g}", SMALL)) / 2 + 0.06:
             kept.append(tick)
-    return kept or [float(f"{low:.3g}"), float(f"{high:.3g}")]
+    # between 6.1 and 7.4 is one such number alone, which says nothing about the distances beside it
+    even = MaxNLocator(3 if room > 0.8 else 2).tick_values(low, high)
+    inside = [float(tick) for tick in even if low <= tick <= high]
+    return kept if len(kept) > 1 else inside or [float(f"{low:.3g}")]
 
 
 HANDLE, GAP = 1.6, 1.4

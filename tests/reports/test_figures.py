@@ -12,7 +12,7 @@ import pytest
 from subquad.reports.render import report_of
 from subquad.reports.render.draw import draw, draw_board
 from subquad.reports.render.finding import devices_of
-from subquad.reports.render.sheet import TEXT, WIDTHS, measure, wrapped
+from subquad.reports.render.sheet import TEXT, WIDTHS, log_ticks, measure, wrapped
 from subquad.suite.metrics import SPENT
 from subquad.suite.settings.config import load_experiment
 from tests.reports.committed import HOME, ROWS
@@ -127,6 +127,14 @@ def test_wrapping_keeps_every_word_and_the_width():
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert max(measure(line, TEXT) for line in lines) <= 0.9
     assert any("[-1, 1]" in line for line in lines), "a pair in brackets is not divided"
+
+
+@pytest.mark.parametrize(("low", "high"), [(6.1, 7.4), (0.0302, 0.0345), (0.3, 3.0), (1e-5, 1e-2)])
+def test_a_logarithmic_axis_has_at_least_two_ticks_in_view(low, high):
+    ticks = log_ticks(low, high, room=2.0)
+    assert len(ticks) > 1
+    assert all(low <= tick * 1.001 and tick <= high * 1.001 for tick in ticks)
+    assert log_ticks(low, low, room=2.0)
 
 
 def test_every_figure_of_the_documents_says_which_command_draws_it():

@@ -54,7 +54,8 @@ class Replayed:
     """A function of (tensors, *options); the first tensor is given, and each other one may be None.
 
     It returns a tuple of tensors that it allocates, and of what is no tensor. It may depend on what the key has and on
-    nothing else; its kernels may write to the inputs. All tensors are of one device.
+    nothing else; its kernels may write to the inputs. All tensors are of one device. Those that are temporary live to
+    the end of the call, even where the function gives one back earlier.
     """
 
     def __init__(

@@ -33,6 +33,7 @@ from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.gated_slot_attention.reference import State
 from subquad.kernels.launch import cdiv, launch, power_of_2
 from subquad.kernels.layout import dense
+from subquad.kernels.replay import Replayed
 
 SOFTMAX_ELEMENTS = 4096
 """Number of elements that one program of `_softmax_kernel` works on."""
@@ -119,6 +120,17 @@ def attend(
     """The operator without autograd; `keep` says whether a backward pass follows."""
     q, k, v, slots = dense_channels(q), dense_channels(k), dense_channels(v), dense_channels(slots)
     g = None if g is None else dense_channels(g)
+    # plans of packed sequences have tables of their own
+    call = _attend if options.sequence_ends is None else _attend.function
+    tensors = q, k, v, slots, g, dense(keys), dense(values)
+    o, final_keys, final_values, plans, *kept = call(tensors, options, keep)
+    return Result(o, final_keys, final_values, plans, (q, k, v, slots, g, *kept))
+
+
+@Replayed
+def _attend(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[Any, ...]:
+    """`Result` in one tuple, without the inputs that are saved."""
+    q, k, v, slots, g, keys, values = tensors
     first = options.planner(options.scale, q, k, v, sequence_ends=options.sequence_ends)
     second = first._replace(scale=1.0)
     final_keys = final_values = None
@@ -133,7 +145,7 @@ def attend(
         slots,
         g,
         on_value=True,
-        boundary=EndStates(dense(keys), final_keys),
+        boundary=EndStates(keys, final_keys),
         dtype=torch.float32,
         keep=keep,
     )
@@ -145,12 +157,12 @@ def attend(
         v,
         g,
         on_value=False,
-        boundary=EndStates(dense(values), final_values),
+        boundary=EndStates(values, final_values),
         dtype=v.dtype,
         keep=keep,
         known=factors,
     )
-    return Result(o, final_keys, final_values, (first, second), (q, k, v, slots, g, p, states_1, states_2, *factors))
+    return o, final_keys, final_values, (first, second), p, states_1, states_2, *factors
 
 
 def state_shapes(plan: Plan, q: Tensor, v: Tensor, slots: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

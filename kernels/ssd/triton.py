@@ -23,16 +23,16 @@ from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, gro
 from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, dense_channels
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.layout import dense
-
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-"""q, k, v, log_decay, write, own and skip."""
+from subquad.kernels.replay import Replayed
 
 
-def _forward(
-    plan: Plan, initial: Tensor | None, return_final_state: bool, inputs: Inputs
-) -> tuple[Tensor, Tensor | None, Tensor, ChunkFactors]:
-    """y, the final state or None, and what the backward pass needs: the states before every chunk and its factors."""
-    q, k, v, log_decay, *weights = inputs
+@Replayed
+def _forward(tensors: tuple[Any, ...], plan: Plan, return_final_state: bool) -> tuple[Any, ...]:
+    """y, the final state or None, and what the backward pass needs: the states before every chunk and its factors.
+
+    tensors: q, k, v, log_decay, write, own, skip and the initial state.
+    """
+    q, k, v, log_decay, *weights, initial = tensors
     final = None
     if return_final_state:
         final = v.new_empty((v.shape[0], v.shape[2], q.shape[3], v.shape[3]), dtype=torch.float32)
@@ -40,7 +40,7 @@ def _forward(
     y, states, factors = group_forward(
         plan, q, k, v, log_decay, boundary=boundary, dtype=v.dtype, weights=Weights(*weights)
     )
-    return y, final, states, factors
+    return y, final, states, *factors
 
 
 class SSD(OnceDifferentiable):
@@ -51,8 +51,8 @@ class SSD(OnceDifferentiable):
         ctx: Any, recompute: bool, return_final_state: bool, initial: Tensor | None, *inputs: Any
     ) -> tuple[Tensor, Tensor | None]:
         ctx.plan = PLANNER(1.0, *inputs[:3])
-        y, final, states, factors = _forward(ctx.plan, initial, return_final_state, inputs)
-        save(ctx, initial, *inputs, *(() if recompute else (states, *factors)))
+        y, final, *kept = _forward((*inputs, initial), ctx.plan, return_final_state)
+        save(ctx, initial, *inputs, *(() if recompute else kept))
         ctx.set_materialize_grads(False)
         return y, final
 
@@ -108,7 +108,7 @@ def ssd_triton(
     if needs_gradient(initial_state, *inputs):
         y, state = SSD.apply(recompute, return_final_state, initial_state, *inputs)
     else:
-        y, state, *_ = _forward(PLANNER(1.0, *inputs[:3]), initial_state, return_final_state, inputs)
+        y, state, *_ = _forward((*inputs, initial_state), PLANNER(1.0, *inputs[:3]), return_final_state)
     if more_keys or more_values:
         y = y[..., :value_dim]
         state = None if state is None else state[..., :key_dim, :value_dim].contiguous()

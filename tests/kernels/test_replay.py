@@ -268,12 +268,12 @@ def scan_call(g):
 
 
 def linear_attention_call(g):
-    from subquad.kernels.gated_linear_attention.triton.autograd import _gradients, gated_linear_attention_triton
-    from subquad.kernels.gated_linear_attention.triton.passes import _attend
+    from subquad.kernels.gated_linear_attention.triton.autograd import gated_linear_attention_triton
+    from subquad.kernels.gated_linear_attention.triton.passes import _attend, _backward
 
     q, k, v, d = (torch.randn(1, 80, 2, 16, generator=g) for _ in range(4))
     inputs = {"q": q, "k": k, "v": v, "log_decay": -d.abs()}
-    return lambda **given: gated_linear_attention_triton(**given)[0], inputs, (_attend, _gradients)
+    return lambda **given: gated_linear_attention_triton(**given)[0], inputs, (_attend, _backward)
 
 
 def delta_rule_call(g):
@@ -285,8 +285,28 @@ def delta_rule_call(g):
     return lambda **given: delta_rule_triton(**given)[0], inputs, (_forward, _gradients)
 
 
+def slot_attention_call(g):
+    from subquad.kernels.gated_linear_attention.triton.passes import _backward
+    from subquad.kernels.gated_slot_attention.triton import _attend, gated_slot_attention_triton
+
+    q, k, v, slots, d = (torch.randn(1, 40, 2, 16, generator=g) for _ in range(5))
+    inputs = {"q": q, "k": k, "v": v, "slots": slots.softmax(-1), "log_decay": -d.abs()}
+    return lambda **given: gated_slot_attention_triton(**given)[0], inputs, (_attend, _backward)
+
+
+def ssd_call(g):
+    from subquad.kernels.ssd.triton import _forward, ssd_triton
+
+    # q and k are parts of one tensor
+    maps, v = torch.randn(1, 40, 1, 32, generator=g), torch.randn(1, 40, 2, 16, generator=g)
+    write, d = (torch.rand(1, 40, 2, generator=g) for _ in range(2))
+    inputs = {"q": maps[..., :16], "k": maps[..., 16:], "v": v, "log_decay": -d, "write": write}
+    rest = {"own": None, "skip": None, "initial_state": None, "return_final_state": False, "recompute": False}
+    return lambda **given: ssd_triton(**given, **rest)[0], inputs, (_forward,)
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter stands for the GPU")
-@pytest.mark.parametrize("call", [scan_call, linear_attention_call, delta_rule_call])
+@pytest.mark.parametrize("call", [scan_call, linear_attention_call, delta_rule_call, slot_attention_call, ssd_call])
 def test_passes_whose_launches_are_made_again_compute_the_same(call, monkeypatch):
     """Also where later inputs have other values, and where results of earlier calls are still in memory."""
     g = torch.Generator().manual_seed(0)

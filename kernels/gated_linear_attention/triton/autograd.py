@@ -11,10 +11,9 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.gated_linear_attention.reference import each_head
 from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, Options, attend, backward
-from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner, dense_channels
+from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner, dense_channels
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.layout import dense
-from subquad.kernels.replay import Replayed
 
 
 class GatedLinearAttention(OnceDifferentiable):
@@ -37,40 +36,26 @@ class GatedLinearAttention(OnceDifferentiable):
 
     @staticmethod
     def backward(ctx: Any, do: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, g, *kept = saved(ctx)
+        q, k, v, g, states, *factors = saved(ctx)
         do = torch.zeros_like(v) if do is None else dense_channels(do)
-        tensors = q, k, v, g, *kept, do, dense(dfinal)
-        call = _gradients if ctx.plan.table is None else _gradients.function
-        dq, dk, dv, dg, dinitial = call(tensors, ctx.plan, ctx.on_value, ctx.needs_input_grad[3], ctx.initial_dtype)
-        if dg is not None and dg.dim() > g.dim():
-            dg = dg.sum(-1).to(g.dtype)
+        dinitial = None
+        if ctx.initial_dtype is not None:
+            shape = (ctx.plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3])
+            dinitial = torch.empty(shape, dtype=ctx.initial_dtype, device=q.device)
+        dq, dk, dv, dg = backward(
+            ctx.plan,
+            q,
+            k,
+            v,
+            g,
+            do,
+            states=states,
+            factors=ChunkFactors(*factors),
+            on_value=ctx.on_value,
+            boundary=EndStates(dense(dfinal), dinitial),
+            dtypes=GradDtypes(q.dtype, k.dtype, v.dtype, g.dtype if ctx.needs_input_grad[3] else None),
+        )
         return dq, dk, dv, dg, dinitial, None
-
-
-@Replayed
-def _gradients(
-    tensors: tuple[Any, ...], plan: Plan, on_value: bool, needs_dg: bool, initial_dtype: torch.dtype | None
-) -> tuple[Any, ...]:
-    """The gradients of `backward`, and that of the initial state where it has a dtype."""
-    q, k, v, g, states, *factors, do, dfinal = tensors
-    dinitial = None
-    if initial_dtype is not None:
-        shape = (plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3])
-        dinitial = torch.empty(shape, dtype=initial_dtype, device=q.device)
-    gradients = backward(
-        plan,
-        q,
-        k,
-        v,
-        g,
-        do,
-        states=states,
-        factors=ChunkFactors(*factors),
-        on_value=on_value,
-        boundary=EndStates(dfinal, dinitial),
-        dtypes=GradDtypes(q.dtype, k.dtype, v.dtype, g.dtype if needs_dg else None),
-    )
-    return *gradients, dinitial
 
 
 def gated_linear_attention_triton(

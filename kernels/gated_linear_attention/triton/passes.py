@@ -174,17 +174,32 @@ def backward(
     dtypes: GradDtypes,
     more: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and g. Where that of g has one axis more than g, its sums over the last axis are meant.
+    """Gradients of q, k, v and g.
 
     boundary: the gradient of the final state, and memory for that of the initial state.
     more:     float32 tensors that are added to the gradients of v and g; only for decays on values.
     """
-    kind = decay_kind(g)
     if g is not None and q.shape[2] != v.shape[2]:
         dq, dk, dv, dg, _ = group_backward(
             plan, q, k, v, g, do, states=states, factors=factors, boundary=boundary, dtypes=dtypes
         )
         return dq, dk, dv, dg
+    # a plan of packed sequences has tables of its own
+    call = _backward if plan.table is None else _backward.function
+    dq, dk, dv, dg = call((q, k, v, g, do, states, *factors, *boundary, *more), plan, on_value, dtypes)
+    if dg is not None and g is not None and dg.dim() > g.dim():
+        dg = dg.sum(-1).to(dtypes.g)
+    return dq, dk, dv, dg
+
+
+@Replayed
+def _backward(tensors: tuple[Any, ...], plan: Plan, on_value: bool, dtypes: GradDtypes) -> tuple[Tensor | None, ...]:
+    """`backward` without groups; the gradient of a decay of a head is not yet summed (`gla_grads`).
+
+    tensors: q, k, v, g, do, the states, the chunk factors, the states of the boundary and `more`.
+    """
+    q, k, v, g, do, states, *rest, first, last, v_more, g_more = tensors
+    factors, boundary, kind = ChunkFactors(*rest), EndStates(first, last), decay_kind(g)
     if g is not None and on_value and kind == CHANNEL:
         factors = gla_scores(plan, do, v, g, factors)
         do_in, v_out, scores = factors.q_in, factors.k_out, factors.scores
@@ -207,7 +222,7 @@ def backward(
             dstates=dstates,
             dk_dtype=dtypes.v,
             dg_dtype=dtypes.g,
-            more=more,
+            more=(v_more, g_more),
         )
         return dq, dk, dv, dg
     x = q if factors.q_in is None else factors.q_in

@@ -106,9 +106,7 @@ class Config(BaseModel):
     numbers. A whole number may be written in any way that YAML has for it: `1000`, `1.0e3` or `1e3`.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

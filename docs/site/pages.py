@@ -7,15 +7,19 @@ made of the docstrings of everything that the tables of contents name. Nothing i
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import posixpath
 import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -179,12 +183,28 @@ def _options(config: type[Config], base: type[Config] | None = None) -> Iterator
     if not fields:
         yield "none of its own."
         return
+    meanings = _meanings(config)
     yield "| option | default | type | meaning |"
     yield "| --- | --- | --- | --- |"
     for key, field in fields.items():
         default = "—" if field.is_required() else f"`{_shown(field.get_default(call_default_factory=True))}`"
         kind = _cell(_type(field.annotation))
-        yield f"| `{key}` | {default} | {kind} | {_cell(field.description or '')} |"
+        yield f"| `{key}` | {default} | {kind} | {_cell(meanings[key])} |"
+
+
+def _meanings(config: type[Config]) -> dict[str, str]:
+    """The docstring behind each option of a configuration, or an empty text.
+
+    Pydantic would read them too, but in every command and not only for this site.
+    """
+    found = {}
+    for base in reversed(config.__mro__[: config.__mro__.index(Config)]):
+        (of_class,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for option, behind in pairwise([*of_class.body, None]):
+            if isinstance(option, ast.AnnAssign):
+                text = getattr(getattr(behind, "value", None), "value", None)
+                found[option.target.id] = text if isinstance(behind, ast.Expr) and isinstance(text, str) else ""
+    return found
 
 
 def _shown(value: Any) -> str:

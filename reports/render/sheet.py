@@ -218,15 +218,16 @@ def log_ticks(low: float, high: float, room: float) -> list[float]:
         ticks = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
         if len(ticks) >= 2:
             break
+    if len(ticks) < 2:
+        # between 6.1 and 7.4 is one such number alone, which says nothing about the distances beside it
+        even = MaxNLocator(3 if room > 0.8 else 2).tick_values(low, high)
+        ticks = [float(tick) for tick in even if low <= tick <= high]
     kept = ticks[:1]
     for tick in ticks[1:]:
         apart = math.log(tick / kept[-1]) / math.log(high / low) * room * 0.85
         if apart > (measure(f"{tick:g}", SMALL) + measure(f"{kept[-1]:g}", SMALL)) / 2 + 0.06:
             kept.append(tick)
-    # between 6.1 and 7.4 is one such number alone, which says nothing about the distances beside it
-    even = MaxNLocator(3 if room > 0.8 else 2).tick_values(low, high)
-    inside = [float(tick) for tick in even if low <= tick <= high]
-    return kept if len(kept) > 1 else inside or [float(f"{low:.3g}")]
+    return kept or [float(f"{low:.3g}")]
 
 
 HANDLE, GAP = 1.6, 1.4

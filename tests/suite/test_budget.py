@@ -9,7 +9,7 @@ import torch
 from subquad.suite.runs import RunEnded
 from subquad.suite.training import trainer
 from subquad.suite.training.config import TrainConfig
-from tests.suite.toy import make_run
+from tests.suite.toy import interrupted, make_run
 
 CPU = torch.device("cpu")
 
@@ -77,9 +77,8 @@ def test_a_step_that_is_longer_than_the_others_ends_the_run_late_by_no_more_than
 @pytest.mark.parametrize("stop_at", [3, 7, 12])
 def test_a_run_that_was_stopped_trains_for_the_same_seconds_in_all(tmp_path, stop_at):
     run, path = budgeted({"seconds": 20}), tmp_path / "checkpoint"
-    calls = itertools.count()
-    with pytest.raises(KeyboardInterrupt):
-        Timed(run, CPU, clock=Clock(), checkpoint=path, stop=lambda: next(calls) >= stop_at)()
+    with interrupted(stop_at) as stop:
+        Timed(run, CPU, clock=Clock(), checkpoint=path, stop=stop)()
     resumed = Timed(run, CPU, clock=Clock(), checkpoint=path)()
     assert resumed.step == 20
     assert of(resumed.rows, "train_seconds") == [2.0 * part for part in range(1, 11)]
@@ -89,9 +88,8 @@ def test_a_run_that_was_stopped_trains_for_the_same_seconds_in_all(tmp_path, sto
 
 def test_seconds_are_not_continued_on_another_device(tmp_path, monkeypatch):
     run, path = budgeted({"seconds": 20}), tmp_path / "checkpoint"
-    calls = itertools.count()
-    with pytest.raises(KeyboardInterrupt):
-        Timed(run, CPU, clock=Clock(), checkpoint=path, stop=lambda: next(calls) >= 5)()
+    with interrupted(5) as stop:
+        Timed(run, CPU, clock=Clock(), checkpoint=path, stop=stop)()
     monkeypatch.setattr(trainer, "device_name", lambda device: "another one")
     with pytest.raises(RunEnded, match="continue the run there"):
         Timed(run, CPU, clock=Clock(), checkpoint=path)()
@@ -123,9 +121,8 @@ def test_steps_follow_from_operations():
 
 def test_a_run_of_operations_that_was_stopped_takes_as_many_steps(tmp_path):
     run, path = budgeted({"flops": 12 * flops_of_a_step()}, schedule="cosine"), tmp_path / "checkpoint"
-    calls = itertools.count()
-    with pytest.raises(KeyboardInterrupt):
-        trainer.Trainer(run, CPU, checkpoint=path, stop=lambda: next(calls) >= 5)()
+    with interrupted(5) as stop:
+        trainer.Trainer(run, CPU, checkpoint=path, stop=stop)()
     resumed, whole = trainer.Trainer(run, CPU, checkpoint=path)(), trainer.Trainer(run, CPU)()
     assert resumed.step == whole.step == 12
     assert of(resumed.rows, "loss") == of(whole.rows, "loss")

@@ -14,6 +14,7 @@ from subquad.suite.training.trainer import Trainer
 from subquad.suite.training.weights import load_model
 from subquad.tasks import TASKS
 from tests.runs import one_run
+from tests.suite.toy import interrupted
 
 CPU = torch.device("cpu")
 
@@ -69,9 +70,9 @@ def test_the_kept_weights_are_those_that_were_tested(kept):
 
 def test_a_checkpoint_of_an_interrupted_run_continues_token_ids(tmp_path, command_line):
     run = one({"name": "induction-heads", "length": 8, "num_train": 40, "num_test": 8})
-    path, calls = tmp_path / "a.checkpoint", iter(range(1000))
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(run, CPU, checkpoint=path, stop=lambda: next(calls) > 3)()
+    path = tmp_path / "a.checkpoint"
+    with interrupted(4) as stop:
+        Trainer(run, CPU, checkpoint=path, stop=stop)()
     done = command_line("generate", path, "--prompt", "3 1,2", "--max-new-tokens", 4, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
@@ -138,8 +139,8 @@ def test_more_tokens_than_a_model_has_positions_for_are_refused(tmp_path, comman
 def test_a_model_that_gives_one_label_continues_nothing(tmp_path, command_line):
     rows = {"num_train": 20, "num_valid": 4, "num_test": 4}
     run = one({"name": "lra-listops", "max_length": 40, "min_length": 20, **rows})
-    path, calls = tmp_path / "a.checkpoint", iter(range(1000))
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(run, CPU, checkpoint=path, stop=lambda: next(calls) > 1)()
+    path = tmp_path / "a.checkpoint"
+    with interrupted(2) as stop:
+        Trainer(run, CPU, checkpoint=path, stop=stop)()
     done = command_line("generate", path, "--prompt", "1 2", "--device", "cpu")
     assert (done.returncode, "does not predict the next token" in done.stderr) == (2, True)

@@ -11,7 +11,7 @@ from subquad.suite.runner import execute
 from subquad.suite.store import storage
 from subquad.suite.training.trainer import Trainer
 from tests.runs import one_run
-from tests.suite.toy import TASKS
+from tests.suite.toy import TASKS, interrupted
 
 CPU = torch.device("cpu")
 CURVES = {"kernel", "eigenvalue_real", "eigenvalue_imag"}
@@ -96,10 +96,9 @@ def test_what_is_recorded_is_of_the_weights_that_the_test_split_saw():
 @pytest.mark.parametrize("stop_at", [1, 7])
 def test_an_interrupted_run_records_what_an_uninterrupted_one_does(tmp_path, stop_at):
     whole = Trainer(make(), CPU)()
-    calls = iter(range(1000))
     path = tmp_path / "a.checkpoint"
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(make(), CPU, checkpoint=path, stop=lambda: next(calls) >= stop_at)()
+    with interrupted(stop_at) as stop:
+        Trainer(make(), CPU, checkpoint=path, stop=stop)()
     assert recorded(Trainer(make(), CPU, checkpoint=path)().rows) == recorded(whole.rows)
 
 

@@ -14,7 +14,7 @@ from subquad.suite.training.data import FreshOrder, StagedOrder
 from subquad.suite.training.trainer import Trainer
 from tests.runs import one_run
 from tests.suite.toy import TASKS as TOYS
-from tests.suite.toy import Parity, numbers
+from tests.suite.toy import Parity, interrupted, numbers
 
 CPU = torch.device("cpu")
 STAGES = [{"length": 4, "steps": 3}, {"length": 8, "steps": 5}]
@@ -98,10 +98,9 @@ def uninterrupted(endless):
 @pytest.mark.parametrize("stop_at", [1, 3, 6, 8, 10])
 def test_an_interrupted_run_continues_in_the_stage_it_was_in(tmp_path, endless, stop_at):
     run, whole = uninterrupted(endless)
-    calls = iter(range(1000))
     path = tmp_path / "a.checkpoint"
-    with pytest.raises(KeyboardInterrupt):
-        trained(run, checkpoint=path, stop=lambda: next(calls) >= stop_at)
+    with interrupted(stop_at) as stop:
+        trained(run, checkpoint=path, stop=stop)
     torch.manual_seed(99)
     outcome, shapes, rates = trained(run, checkpoint=path)
     assert numbers(outcome.rows) == numbers(whole[0].rows)

@@ -13,7 +13,7 @@ from subquad.suite.runner import execute
 from subquad.suite.runs import Progress
 from subquad.suite.store import storage
 from subquad.suite.training import live
-from tests.suite.toy import make_run
+from tests.suite.toy import interrupted, make_run
 
 CPU = torch.device("cpu")
 TIMES = ("seconds", "train/steps_per_s")
@@ -51,9 +51,8 @@ def test_the_lines_are_the_rows(tmp_path):
 def test_an_interrupted_run_has_every_line_once(tmp_path, stop_at):
     run = toy()
     execute(run, tmp_path / "whole", CPU)
-    calls = iter(range(100))
-    with pytest.raises(KeyboardInterrupt):
-        execute(run, tmp_path / "broken", CPU, stop=lambda: next(calls) >= stop_at)
+    with interrupted(stop_at) as stop:
+        execute(run, tmp_path / "broken", CPU, stop=stop)
     # a killed process leaves steps after its checkpoint, and a part of a line
     with storage.log_path(tmp_path / "broken", run.experiment, run.scale, run.run_id).open("a") as file:
         file.write('{"step": 10, "seconds": 1.0, "train/loss": 9.0}\n{"step": 12, "sec')
@@ -189,9 +188,8 @@ def trackio(monkeypatch):
 def test_trackio_gets_a_run_of_the_same_name(trackio, tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_PROJECT", "mine")
     run = toy()
-    calls = iter(range(100))
-    with pytest.raises(KeyboardInterrupt):
-        execute(run, tmp_path, CPU, stop=lambda: next(calls) >= 3, log=["trackio"])
+    with interrupted(3) as stop:
+        execute(run, tmp_path, CPU, stop=stop, log=["trackio"])
     execute(run, tmp_path, CPU, log=["trackio"])
     first, second = trackio.runs
     assert (first["project"], first["name"], first["group"]) == ("mine", run.run_id, "toy/test")

@@ -28,7 +28,7 @@ from subquad.tasks.compression import Compression
 from tests.processes import with_subquad
 from tests.suite.test_trainer import train
 from tests.suite.test_workers import Recording, ending, values
-from tests.suite.toy import ToyConfig, ToyModel, make_run, numbers
+from tests.suite.toy import ToyConfig, ToyModel, interrupted, make_run, numbers
 
 CPU = torch.device("cpu")
 HOME = Path(__file__).resolve().parents[2]
@@ -124,9 +124,8 @@ def test_two_processes_give_the_values_of_one(tmp_path, sharded):
     with two_processes(tmp_path, sharded=sharded):
         for run in (whole, pieces):
             assert_same_but_for_rounding(together(run, tmp_path).rows, expected)
-        calls = iter(range(1000))
-        with pytest.raises(KeyboardInterrupt):
-            together(whole, tmp_path, stop=lambda: next(calls) >= 13)
+        with interrupted(13) as stop:
+            together(whole, tmp_path, stop=stop)
         path = storage.checkpoint_path(tmp_path, whole.experiment, whole.scale, whole.run_id)
         assert checkpoints.shard_folder(path).is_dir() == sharded
         kept = path.read_bytes()
@@ -151,9 +150,8 @@ def test_a_parameter_without_a_gradient_shifts_no_state_of_the_optimizer(tmp_pat
 
     monkeypatch.setattr(ToyConfig, "build", build)
     run, path = make_run(), tmp_path / "a.checkpoint"
-    calls = iter(range(1000))
-    with pytest.raises(KeyboardInterrupt):
-        train(run, checkpoint=path, stop=lambda: next(calls) >= 7)
+    with interrupted(7) as stop:
+        train(run, checkpoint=path, stop=stop)
     write_as_shards_of_two(path)
     assert numbers(train(run, checkpoint=path).rows) == numbers(train(run).rows)
 

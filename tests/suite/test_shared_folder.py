@@ -19,7 +19,7 @@ from subquad.suite.store.claims import Claims, claim_path
 from subquad.suite.training.trainer import Trainer
 from tests.processes import with_subquad
 from tests.suite.test_workers import Recording, ending
-from tests.suite.toy import make_run
+from tests.suite.toy import interrupted, make_run
 
 CPU = torch.device("cpu")
 HOME = Path(__file__).resolve().parents[2]
@@ -107,9 +107,8 @@ def test_runs_of_others_can_be_left(tmp_path):
 def test_a_stored_run_is_repeated_from_its_checkpoint_unless_that_is_ignored(tmp_path, fresh):
     run, steps = make_run(), []
     path = storage.checkpoint_path(tmp_path, run.experiment, run.scale, run.run_id)
-    calls = iter(range(1000))
-    with pytest.raises(KeyboardInterrupt):
-        Trainer(run, CPU, checkpoint=path, stop=lambda: next(calls) >= 5)()
+    with interrupted(5) as stop:
+        Trainer(run, CPU, checkpoint=path, stop=stop)()
     store(run, tmp_path, "failed")
     display = Noting()
     display.progressed = lambda run, progress: steps.append(progress.step)

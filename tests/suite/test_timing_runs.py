@@ -22,7 +22,7 @@ from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import storage
 from tests.suite import toy_operators
-from tests.suite.toy import MODELS, TASKS
+from tests.suite.toy import MODELS, TASKS, interrupted
 from tests.suite.toy_operators import BIG, OPERATORS, SUM
 
 CPU = torch.device("cpu")
@@ -139,9 +139,8 @@ def test_backward_is_another_run_and_costs_more_than_forward(tmp_path):
 
 
 def test_an_interrupted_run_leaves_nothing_and_starts_anew(tmp_path):
-    calls = iter(range(100))
-    with pytest.raises(KeyboardInterrupt):
-        execute(brief(one()), tmp_path, CPU, stop=lambda: next(calls) >= 2)
+    with interrupted(2) as stop:
+        execute(brief(one()), tmp_path, CPU, stop=stop)
     assert not list(tmp_path.rglob("*.*"))
     _, found = timed(tmp_path)
     assert ("time", "length=16") in found

@@ -24,7 +24,7 @@ from subquad.suite.training.config import TrainConfig
 from subquad.suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
 from subquad.suite.training.scores import add_rows
 from subquad.suite.training.selection import Selection
-from tests.suite.toy import MEASURED, Parity, ToyModel, make_run, numbers
+from tests.suite.toy import MEASURED, Parity, ToyModel, interrupted, make_run, numbers
 
 CPU = torch.device("cpu")
 
@@ -64,10 +64,9 @@ def uninterrupted(endless):
 @pytest.mark.parametrize("stop_at", [1, 7, 13, 20, 21], ids=["early", "middle", "late", "at the test", "between tests"])
 def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(tmp_path, endless, stop_at):
     run, whole = uninterrupted(endless)
-    calls = iter(range(1000))
     path = tmp_path / "a.checkpoint"
-    with pytest.raises(KeyboardInterrupt):
-        train(run, checkpoint=path, stop=lambda: next(calls) >= stop_at)
+    with interrupted(stop_at) as stop:
+        train(run, checkpoint=path, stop=stop)
     torch.manual_seed(99)
     continued = train(run, checkpoint=path)
     assert numbers(continued.rows) == numbers(whole.rows)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,6 +33,17 @@ def numbers(rows):
     """What two equal runs have in common."""
     keys = ("metric", "split", "slice", "step", "value")
     return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in MEASURED]
+
+
+@contextlib.contextmanager
+def interrupted(after: int) -> Iterator[Callable[[], bool]]:
+    """Gives the `stop` of a run that is interrupted when it has asked so many times, and demands that it is."""
+    calls = itertools.count()
+    try:
+        yield lambda: next(calls) >= after
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("the run was not interrupted")
 
 
 def hang() -> None:

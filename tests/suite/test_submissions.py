@@ -430,8 +430,11 @@ REFUSED = [
     (("--board", "parameters", "--set", "train.lr=1"), "--set train.lr: leaderboard/parameters compares mixers"),
     (("--board", "state", "--set", "model.d_model=32"), "and not model.num_layers, model.d_model"),
     (("--board", "parameters", "--model", "mine"), "--model mine: MODELS has no such name"),
-    (("--board", "parameters"), "has 38,532 parameters on mqar, and leaderboard/parameters asks for 65,536"),
-    (("--board", "parameters"), "give or take 10%; --set model.d_model=84"),
+    (
+        ("--board", "parameters"),
+        "has 38,532 parameters on mqar, and leaderboard/parameters asks for 65,536, give or take 10%; "
+        "--set model.d_model=84",
+    ),
 ]
 
 

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache, partial
@@ -283,7 +284,11 @@ def _table(
             f"unknown scale {scale!r}{nearest(scale, config.scales)}; there are: {', '.join(config.scales)}"
         )
     rendering = repository.rendering()
-    files = _at_scale(repository.files(experiment, results), scale)
+    everything = repository.files(experiment, results)
+    files = _at_scale(everything, scale)
+    if everything and not files:
+        there = ", ".join(sorted({path.parent.name for path in everything}))
+        print(f"note: no run of scale {scale} is stored; there are runs of {there}", file=sys.stderr)
     if by:
         rows = rendering.rows_of(files, skipped)
         return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)

@@ -109,13 +109,16 @@ class Mixer(nn.Module):
 class FusedStepMixer(Mixer):
     """A mixer that begins and ends with a linear map, so that the kernels of its step compute norm and sum of a branch.
 
-    It defines `_step`, with `step_linear` for both maps, in place of `step` and `branch_step`.
+    It defines `_step`, with `step_linear` for both maps, in place of `step` and `branch_step`. A class derived from it
+    may define a `step` of its own.
     """
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
         return self._step(x_t, None, None, state)
 
     def branch_step(self, x_t: Tensor, norm: nn.Module, state: Any) -> tuple[Tensor, Any]:
+        if type(self).step is not FusedStepMixer.step:
+            return super().branch_step(x_t, norm, state)
         return self._step(x_t, norm, x_t, state)
 
     def _step(self, x_t: Tensor, norm: nn.Module | None, residual: Tensor | None, state: Any) -> tuple[Tensor, Any]:

@@ -122,9 +122,7 @@ class Rounded(LinearAttention):
 
 
 class Long(LinearAttention):
-    """Its step returns [B, 1, D]."""
-
-    branch_step = Mixer.branch_step
+    """Its step, which stands for that of the class that it derives from, returns [B, 1, D]."""
 
     def step(self, x_t, state):
         y_t, state = super().step(x_t, state)

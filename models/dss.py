@@ -109,8 +109,9 @@ class DSS(Mixer):
         dt = bounded_exp(self.log_dt) * self.step_scale
         if not self.separate_dt:
             return eigenvalues, None, W, dt
-        dt, dt_imaginary = dt.unbind(-1)
-        turned = imaginary * (dt_imaginary / dt).unsqueeze(-1)
+        dt = dt[:, 0]
+        # the ratio of two steps that are too small for a float32 is not theirs
+        turned = imaginary * bounded_exp(self.log_dt[:, 1:] - self.log_dt[:, :1])
         stretched = torch.complex(real.expand_as(turned), turned)
         # the operator divides by the eigenvalues that it is given
         gain = 1 if self.variant == "dss-exp-no-scale" else stretched / eigenvalues

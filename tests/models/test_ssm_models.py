@@ -185,6 +185,9 @@ def test_two_step_sizes_scale_the_real_and_the_imaginary_part_as_in_the_released
     expected = torch.einsum("hn,hnl->hl", torch.view_as_complex(ssm.W) * gain, powers).real
     # the guard of dss-softmax's reciprocal, 1e-7, is left out above
     torch.testing.assert_close(ssm.kernel(LENGTH), expected, rtol=0, atol=1e-5)
+    # e^-120 is no float32, and the ratio of the two is one
+    ssm.float().log_dt.fill_(-120)
+    assert ssm.kernel(LENGTH).isfinite().all()
     assert "separate_dt" not in MODELS.load(name)().model_dump(mode="json")
 
 

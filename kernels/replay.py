@@ -91,8 +91,10 @@ class Replayed:
                 return self.function(tensors, *options)
         known = self._known(device, *options, tuple(key))
         if len(known) < 2:
+            place = len(known)
             recording, results = self._record(tensors, options) if known else (None, self.function(tensors, *options))
-            known.append(recording)
+            # not appended: two threads may make the first call at the same time
+            known[place : place + 1] = [recording]
             return results
         recording = known[1]
         if recording is None:
@@ -189,12 +191,9 @@ _STREAM = object()
 def _maker(x: Any) -> Callable[[], Any]:
     """Makes an empty tensor like x, or gives what is no tensor."""
     if not isinstance(x, Tensor):
-        return functools.partial(_same, x)
-    if x.is_contiguous() and x.dim():
+        return lambda: x
+    # a contiguous tensor may have other strides where a size is one
+    if x.dim() and x.stride() == torch.empty(x.shape, device="meta").stride():
         # sizes one by one are read faster than a tuple
         return functools.partial(torch.empty, *x.shape, dtype=x.dtype, device=x.device)
     return functools.partial(torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device)
-
-
-def _same(x: Any) -> Any:
-    return x

@@ -78,7 +78,9 @@ def _one_line(ctx: Any) -> Iterator[None]:
         if "\n" in text:
             # the help, for a group without a command
             raise
-        command = (error.ctx or ctx).command_path.removeprefix(ctx.command_path).lstrip()
+        # an option without its argument is an error without a context
+        asked = error.ctx.command_path.removeprefix(ctx.command_path) if error.ctx else ctx.invoked_subcommand
+        command = (asked or "").lstrip()
         help_of = " ".join(filter(None, (CALL, command, "--help")))
         raise ValueError(f"{command}: {text}; see {help_of}".removeprefix(": ")) from None
 

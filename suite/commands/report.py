@@ -265,6 +265,10 @@ def _at_scale(paths: Sequence[Path], scale: str | None) -> list[Path]:
     return [path for path in paths if scale in (None, path.parent.name)]
 
 
+_OWN = {FigureKind.lines: {"x"}, FigureKind.seeds: {"order", "columns"}}
+"""Options of a figure that one kind alone has."""
+
+
 def _table(
     repository: Repository,
     name: str,
@@ -293,7 +297,9 @@ def _table(
         rows = rendering.rows_of(files, skipped)
         return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)
     if figure is not None:
-        spec = config.figure.model_dump() if config.figure else {}
+        # what the grid says to another kind of figure alone
+        other = {"x", "order", "columns"} - _OWN.get(figure, set())
+        spec = config.figure.model_dump(exclude=other) if config.figure else {}
         changed = parse(FigureSpec, {**spec, "kind": figure.value}, f"{experiment} --figure {figure}")
         config = config.model_copy(update={"figure": changed})
     beside = _beside(repository, results)

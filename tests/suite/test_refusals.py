@@ -125,6 +125,9 @@ REFUSED = [
     ("report h3/table2 --figure shares", "the figures of h3/table2 are lines, seeds, costs, curves or cells"),
     ("report h3 --figure cells", "report --figure: name the one experiment"),
     ("report quickstart --figure costs", "quickstart --figure costs: a figure of kind costs needs one"),
+    # the grid's own kind has an x that costs have not, and columns that lines have not
+    ("report mamba/figure4 --figure curves", "a metric of train_seconds, train_flops, train_tokens, such as"),
+    ("report kernels/models --figure lines", "x: a figure of kind lines needs one"),
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),
     ("report quickstart --update-docs", "--update-docs writes all documents", "nothing beside it"),
     # elsewhere
@@ -180,6 +183,7 @@ def test_a_commit_that_is_none_is_refused_before_rows_could_name_it(command_line
         ("data rate mqar --seconds -1", "or equal to 0.01, got '-1'; see "),
         *((f"run quickstart {option} {10**40}", option) for option in ("--seeds", "--threads", "--jobs")),
         ("report --scal paper", "error: report: No such option: --scal"),
+        ("report quickstart --scale", "error: report: Option '--scale' requires an argument; see"),
         ("--scale paper", "error: No such option: --scale"),
         ("run", "error: run: Missing argument 'experiments'; see "),
         ("data prepar", "error: data: No such command 'prepar'"),

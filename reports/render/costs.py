@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from subquad.reports.render.document import shown
+from subquad.reports.render.judge import Cell
 from subquad.reports.render.report import Report
 from subquad.reports.render.rows import FACTORS, StoredRun
 from subquad.suite.settings.grid import lookup
@@ -101,18 +102,22 @@ def curves_of(report: Report, cost: CostSpec) -> list[Curve]:
     found = []
     for cell in report.cells:
         ended = [run for run in map(runs.get, cell.run_ids) if run is not None and run.status == "ok"]
-        seeds = tuple(points for run in ended if (points := _on_the_way(report, cost, run)))
-        is_budget = all(lookup(run.config, budget) is not None for run in ended)
+        seeds = tuple(points for run in ended if (points := _on_the_way(report, cost, run, cell)))
+        # a run that stops early has another end
+        is_budget = all(
+            lookup(run.config, budget) is not None and not lookup(run.config, "train.early_stop") for run in ended
+        )
         found += [Curve(cell.row, cell.column, seeds, is_budget)] * bool(seeds)
     return found
 
 
-def _on_the_way(report: Report, cost: CostSpec, run: StoredRun) -> tuple[tuple[float, float], ...]:
+def _on_the_way(report: Report, cost: CostSpec, run: StoredRun, cell: Cell) -> tuple[tuple[float, float], ...]:
     spec, factor = report.figure.spec, FACTORS[cost.metric]
-    spent = {one.step: factor * one.value for one in run.values.of_metric(cost.metric) if one.value is not None}
+    # before the first step nothing is spent, which has no place on a logarithmic axis
+    spent = {one.step: factor * one.value for one in run.values.of_metric(cost.metric) if one.value}
     values = {
         one.step: shown(one.value, one.unit, spec.percent)
-        for one in run.values.of(spec.y, spec.split, "")
+        for one in run.values.of(spec.y, spec.split, report.spec.part(cell.row, cell.column))
         if one.value is not None
     }
     return tuple((spent[step], values[step]) for step in sorted(spent.keys() & values.keys()))

@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator
 from subquad.reports.render.costs import Curve, bands_of, curves_of, tied
 from subquad.reports.render.document import fixed
 from subquad.reports.render.figure import colors_of
-from subquad.reports.render.finding import on_the_way_label, words_of
+from subquad.reports.render.finding import on_the_way_label, unknown, words_of
 from subquad.reports.render.lines import log_y
 from subquad.reports.render.report import Report
 from subquad.reports.render.seeds import BAND, TIES
@@ -73,7 +73,7 @@ def draw_curves(report: Report, width: Width) -> Canvas:
     panels = {place: [curve for curve in found[place[1]] if curve.column == place[0]] for place in places}
     bands = {place: bands_of(curves, lower) for place, curves in panels.items()}
     legend = legend * several + [TIES] * any(bands.values())
-    words = words_of(report, _without(report, found))
+    words = words_of(report, unknown(report, {label: {c.row for c in curves} for label, curves in found.items()}))
     canvas = sheet(width, body, Heading(words.title, words.details, "", on_the_way_label(report), words.note), legend)
     ratios = [*[room] * across, wide + LEADER]
     grid = canvas.subplots(down, across + 1, squeeze=False, width_ratios=ratios, sharey="row" if across > 1 else False)
@@ -100,18 +100,12 @@ def draw_curves(report: Report, width: Width) -> Canvas:
     return canvas
 
 
-def _without(report: Report, found: dict[str, list[Curve]]) -> list[str]:
-    """A sentence for each cost that some rows with values have no curve against."""
-    rows = list(dict.fromkeys(cell.row for cell in report.cells if cell.values))
-    lost = {label: [row for row in rows if row not in {c.row for c in curves}] for label, curves in found.items()}
-    return [f"Not known on the way: {label} of {', '.join(names)}." for label, names in lost.items() if names]
-
-
 def _curve(ax: Any, curve: Curve, color: str) -> None:
-    for seed in curve.seeds if len(curve.seeds) > 1 else ():
-        ax.plot(*zip(*seed, strict=True), color=color, lw=0.5, alpha=0.7, zorder=2)
-    if middle := curve.middle:
-        ax.plot(*zip(*middle, strict=True), color=color, lw=1.4, zorder=3)
+    thin = [(seed, {"lw": 0.5, "alpha": 0.7, "zorder": 2}) for seed in curve.seeds if len(curve.seeds) > 1]
+    thick = [(curve.middle, {"lw": 1.4, "zorder": 3})] * bool(curve.middle)
+    for line, look in [*thin, *thick]:
+        # of one evaluation there is no line
+        ax.plot(*zip(*line, strict=True), color=color, marker="." * (len(line) == 1), **look)
 
 
 def _axes(ax: Any, curves: Sequence[Curve], room: float, y_log10: bool) -> None:

@@ -17,7 +17,7 @@ from subquad.reports.render.costs import columns_of
 from subquad.reports.render.count import FEW, JUDGED
 from subquad.reports.render.curves import draw_curves, has_curves
 from subquad.reports.render.document import Document
-from subquad.reports.render.finding import words_of
+from subquad.reports.render.finding import unknown, words_of
 from subquad.reports.render.frontier import draw_costs
 from subquad.reports.render.lines import draw_lines, ticks_of
 from subquad.reports.render.report import Report
@@ -52,7 +52,9 @@ def draw(report: Report, width: Width = "page") -> Canvas | None:
             drawing = draw_seeds if kind == "seeds" else draw_costs
             return settled(drawing(report, words, costs, width))
         others = {"lines": draw_lines, "cells": draw_cells, "kernels": draw_kernels, "successes": draw_successes}
-        return settled(others[kind](report, words_of(report), width))
+        spec, drawn = report.figure.spec, {s.label for _, panel in report.figure.panels for s in panel if s.points}
+        notes = unknown(report, {spec.x_label or spec.x: drawn} if spec.x.startswith("metric.") else {})
+        return settled(others[kind](report, words_of(report, notes), width))
 
 
 def _kind(report: Report) -> str:
@@ -91,7 +93,9 @@ def save(document: Document, path: Path, width: Width = "page", source: str = ""
     """
     canvas = document.draw(width)
     if canvas is None:
-        why = [note for note in document.notes if note.startswith("left out")] or ["run it first"]
+        why = [note for note in document.notes if note.startswith("left out")] or [
+            "no stored run has a value; run it first"
+        ]
         raise ValueError(f"{document.name}: nothing to draw; {'; '.join(why)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(STYLE):

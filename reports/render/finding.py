@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from subquad.reports.render.document import EPOCH_ON_TEST, REDUCED, SELECTED_ON_TEST, STAND_IN
@@ -54,6 +54,13 @@ def words_of(report: Report, notes: Sequence[str] = ()) -> Words:
         headline, details = (joined, []) if len(joined) <= LONGEST else (_sentence(found), [title])
     below = ". ".join(map(_sentence, filter(None, (*details, kind))))
     return Words(headline, below, value_label(report), " ".join([*notes, caption(report)]))
+
+
+def unknown(report: Report, drawn: Mapping[str, Collection[str]]) -> list[str]:
+    """A sentence for each cost, to the rows that are drawn against it, of which some rows with values are not."""
+    rows = list(dict.fromkeys(cell.row for cell in report.cells if cell.values))
+    lost = {label: [row for row in rows if row not in found] for label, found in drawn.items()}
+    return [f"Not known: {label} of {', '.join(names)}." for label, names in lost.items() if names]
 
 
 LONGEST = 90
@@ -173,6 +180,8 @@ def caption(report: Report) -> str:
     if times := training_times(report.runs):
         parts.append(f"Each run trained for {times}.")
     parts += [f"Not run: {absent(report)}."] * bool(measured and absent(report))
+    if diverged := dict.fromkeys(cell.row for cell in report.cells if "diverged" in dict(cell.failures)):
+        parts.append(f"Diverged: runs of {_named(list(diverged), len(report.spec.rows))}.")
     devices = devices_of(report)
     if devices:
         parts.append(f"Measured on {' and '.join(devices)}.")
@@ -180,7 +189,7 @@ def caption(report: Report) -> str:
 
 
 MOST_NAMES = 5
-"""Number of rows up to which a caption names those without a run."""
+"""Number of rows up to which a caption names them, as those without a run."""
 
 
 def absent(report: Report) -> str:
@@ -190,7 +199,11 @@ def absent(report: Report) -> str:
     """
     asked = {row: [cell for cell in report.cells if cell.row == row and cell.planned] for row in report.spec.rows}
     rows = [row for row, cells in asked.items() if cells and all(cell.missing for cell in cells)]
-    return ", ".join(rows) if len(rows) <= MOST_NAMES else f"{len(rows)} of {len(report.spec.rows)} rows"
+    return _named(rows, len(report.spec.rows))
+
+
+def _named(rows: Sequence[str], count: int) -> str:
+    return ", ".join(rows) if len(rows) <= MOST_NAMES else f"{len(rows)} of {count} rows"
 
 
 def devices_of(report: Report) -> list[str]:

@@ -154,7 +154,8 @@ class _Axis:
         columns = figure.spec.x == "column"
         self.found = ticks_of(series) if columns else sorted(ticks_of(series), key=order)
         self.numbers = all(isinstance(x, (int, float)) for x in self.found)
-        self.log = figure.spec.x_log2 and self.numbers
+        # a zero has no place on a logarithmic axis
+        self.log = figure.spec.x_log2 and self.numbers and min(self.found, default=0) > 0
         # words stand side by side
         self.place = {x: x if self.numbers else i for i, x in enumerate(self.found)}
         self.words = [] if self.numbers else [str(x) for x in self.found]
@@ -323,7 +324,12 @@ def below(log: bool, values: Sequence[float]) -> int:
 
 
 def log_y(ax: Any) -> None:
-    """A logarithmic axis with plain numbers; an axis of less than two decades has ticks at 2 and 5, too."""
+    """A logarithmic axis with plain numbers; an axis of less than two decades has ticks at 2 and 5, too.
+
+    An axis with a zero stays linear, because its row would be drawn nowhere.
+    """
+    if ax.dataLim.y0 <= 0:
+        return
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     ax.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))

@@ -275,10 +275,10 @@ function chart({ series, width = 420, height = 250, xLabel = "", yLabel = "", lo
   return root;
 }
 
-/** An axis over some values: the place of a value, and the values that have a tick. */
+/** An axis over some values: the place of a value, and the values that have a tick. One with a zero is not logarithmic. */
 function axis(values, log, from, to) {
   let low = Math.min(...values), high = Math.max(...values);
-  if (log) {
+  if (log && low > 0) {
     if (low === high) { low /= 2; high *= 2; }
     const room = (high / low) ** 0.04;
     low /= room;

@@ -29,10 +29,10 @@ NONE = {
 }
 
 
-def run_of(model, seed, points, *, spent=SPENT, budget="seconds", **options):
+def run_of(model, seed, points, *, spent=SPENT, budget="seconds", stop=None, **options):
     """A run with (step, seconds, accuracy) of each evaluation, in the order in which they are stored."""
     valid = {step: value for step, _, value in points}
-    train = {"budget": {budget: 180.0}}
+    train = {"budget": {budget: 180.0}, "early_stop": stop}
     run = make_run(model, "induction-heads", seed, points[-1][2], valid=valid, train=train, **options)
     scale = {"train_seconds": 1.0, "train_flops": 1e13, "train_tokens": 1e3}
     return run + [
@@ -42,9 +42,9 @@ def run_of(model, seed, points, *, spent=SPENT, budget="seconds", **options):
     ]
 
 
-def report_of(make, *runs, costs=(MINUTES,), models=("h3", "s4d")):
+def report_of(make, *runs, costs=(MINUTES,), models=("h3", "s4d"), **options):
     table = {"rows": {name: {"model.name": name} for name in models}, "columns": {"text": {}}}
-    figure = {"kind": "curves", "split": "valid", "costs": list(costs)}
+    figure = {"kind": "curves", "split": "valid", "costs": list(costs), **options}
     return make(*runs, config=grid(table=table, sweep={"model.name": list(models)}, figure=figure), **NONE)
 
 
@@ -82,8 +82,10 @@ def test_every_seed_is_a_line_and_the_median_another(make):
     lines = [tuple(map(float, line.get_ydata())) for line in axes.lines if line.get_transform() == axes.transData]
     assert lines == [(25.0, 25.0), (50.0, 50.0), (87.5, 87.5), (50.0, 50.0)]
     diverged = run_of("h3", 3, flat(0.1), status="diverged")
-    (curve,) = curves_of(report_of(make, *runs, diverged), _cost(MINUTES))
+    report = report_of(make, *runs, diverged)
+    (curve,) = curves_of(report, _cost(MINUTES))
     assert len(curve.seeds) == 3, "a run that diverged has no curve"
+    assert "Diverged: runs of h3." in words(draw(report)), "and without a word the median of the others would mislead"
 
 
 def test_a_seed_with_an_evaluation_less_is_compared_at_equal_cost(make):
@@ -122,6 +124,51 @@ def test_a_row_that_reaches_the_seeds_of_the_best_is_a_tie_and_no_other_row_is(m
     assert "a row that reaches there is a tie" in words(canvas)
 
 
+def test_a_run_that_stopped_early_does_not_go_on_to_the_end_of_the_budget(make):
+    """Its last value, held until then, would be the median of runs that were trained three times as long."""
+    stop = {"threshold": 0.4}
+    runs = [run_of("h3", 0, [(10, 20.0, 0.25), (20, 60.0, 0.5)], stop=stop), run_of("h3", 1, flat(0.25), stop=stop)]
+    (curve,) = curves_of(report_of(make, *runs), _cost(MINUTES))
+    assert curve.middle == ((1.0, 37.5),)
+
+
+def test_a_column_of_a_part_of_the_rows_has_the_curves_of_that_part(make):
+    """Its panel had those of all rows, with its own name above them."""
+    run = run_of("h3", 0, flat(0.5))
+    part = [{**row, "slice": "length=64", "value": row["value"] / 2} for row in run if row["metric"] == "accuracy"]
+    table = {"rows": {"h3": {"model.name": "h3"}}, "columns": {"64": {"slice": "length=64"}}}
+    figure = {"kind": "curves", "split": "valid", "costs": [MINUTES]}
+    report = make(*[run + part], config=grid(table=table, sweep={"model.name": ["h3"]}, figure=figure), **NONE)
+    (curve,) = curves_of(report, _cost(MINUTES))
+    assert curve.seeds == (((1.0, 25.0), (3.0, 25.0)),)
+
+
+def test_a_zero_is_drawn_on_axes_that_are_logarithmic_without_it(make):
+    """A cost of zero ended the command with a math error, and a row of zeros stood nowhere."""
+    runs = [run_of("h3", 0, [(0, 0.0, 0.0), (50, 60.0, 0.0), (100, 180.0, 0.0)]), run_of("s4d", 0, flat(0.5))]
+    assert draw(report_of(make, runs[1], y_log10=True)).axes[0].get_yscale() == "log"
+    report = report_of(make, *runs, y_log10=True)
+    canvas = draw(report)
+    assert canvas.axes[0].get_yscale() == "linear"
+    assert next(curve.seeds for curve in curves_of(report, _cost(MINUTES))) == (((1.0, 0.0), (3.0, 0.0)),)
+    kind = {"kind": "lines", "x": "metric.train_flops", "x_log2": True}
+    zero = [{**row, "value": 0.0} if row["metric"] == "train_flops" else row for row in runs[0]]
+    assert draw(report_of(make, zero, runs[1], **kind)).axes[0].get_xscale() == "linear"
+
+
+def test_a_single_evaluation_is_a_dot(make):
+    """A line of one point is nothing."""
+    axes = draw(report_of(make, run_of("h3", 0, [(100, 180.0, 0.5)]), run_of("s4d", 0, flat(0.4)))).axes[0]
+    assert [line.get_marker() for line in axes.lines if line.get_transform() == axes.transData] == [".", ""]
+
+
+def test_a_line_over_a_cost_names_the_rows_whose_cost_no_run_counted(make):
+    """A row of older runs was missing without a word."""
+    runs = [run_of("h3", 0, flat(0.5), spent=()), run_of("s4d", 0, flat(0.4)), run_of("gss", 0, [(1, 9.0, 0.7)])]
+    kind = {"kind": "lines", "x": "metric.train_flops", "x_label": "operations"}
+    assert "Not known: operations of h3." in words(draw(report_of(make, *runs, models=("h3", "s4d", "gss"), **kind)))
+
+
 def test_ties_at_equal_operations_are_where_both_rows_have_come_so_far(make):
     """In equal minutes the slower row takes half of the operations: it is the best at those, and ties with no end."""
     slow = [[(10, 30.0, value), (20, 90.0, value)] for value in (0.5, 0.6)]
@@ -155,7 +202,7 @@ def test_a_row_without_a_run_or_without_counted_operations_is_named_and_not_draw
     canvas = draw(report)
     said = words(canvas)
     assert "Not run: gss." in said
-    assert "Not known on the way: operations (10^15) of s4d." in said
+    assert "Not known: operations (10^15) of s4d." in said
     lines = [[line for line in ax.lines if line.get_transform() == ax.transData] for ax in canvas.axes[:2]]
     assert list(map(len, lines)) == [1, 2]
 
@@ -206,7 +253,7 @@ def test_the_page_of_everything_has_every_seed_and_the_ties(make):
 @needs_browser
 def test_the_page_draws_every_seed_and_has_the_ends_as_a_table(make, tmp_path):
     runs = [
-        run_of(m, seed, flat(v)) for m, vs in (("s4d", (0.1, 0.2)), ("h3", (0.5, 0.6))) for seed, v in enumerate(vs)
+        run_of(m, seed, flat(v)) for m, vs in (("s4d", (0.0, 0.2)), ("h3", (0.5, 0.6))) for seed, v in enumerate(vs)
     ]
     board = Board(
         "overview", (report_of(make, *runs, costs=(MINUTES, OPERATIONS)),), (), storage.SCHEMA.empty_table().to_pandas()
@@ -222,8 +269,9 @@ def test_the_page_draws_every_seed_and_has_the_ends_as_a_table(make, tmp_path):
             ["validation accuracy against minutes, text", 6],
             ["validation accuracy against operations (10^15), text", 6],
         ]
+        assert not tab.js("/NaN|Infinity/.test(document.querySelector('.charts').outerHTML)"), "a zero on a log axis"
         rows = f"[...[...document.querySelectorAll('table')].{lines}.tBodies[0].rows]"
         assert tab.js(f"{rows}.map((line) => [...line.cells].map((cell) => cell.textContent))") == [
             ["h3", "55.00", "50.00, 60.00", "yes", "3", "1.8"],
-            ["s4d", "15.00", "10.00, 20.00", "", "3", "1.8"],
+            ["s4d", "10.00", "0.000, 20.00", "", "3", "1.8"],
         ]

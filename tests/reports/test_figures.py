@@ -13,6 +13,8 @@ from subquad.reports.render import report_of
 from subquad.reports.render.draw import draw, draw_board
 from subquad.reports.render.finding import devices_of
 from subquad.reports.render.sheet import TEXT, WIDTHS, log_ticks, measure, wrapped
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands.report import _drawable
 from subquad.suite.metrics import SPENT
 from subquad.suite.settings.config import load_experiment
 from tests.reports.committed import HOME, ROWS
@@ -48,6 +50,8 @@ def hard(make, kind, *, columns=4, rows=12, published=False):
         for seed, test in enumerate((1.0, 0.03 * i, 0.5)):
             slices = {f"length={2**column}": test for column in range(columns)}
             run = make_run(f"m{i}", "induction-heads", seed, test, valid={100: test, 50: test / 2}, slices=slices)
+            valid = [row for row in run if row["split"] == "valid"] if kind == "curves" else []
+            run += [{**row, "slice": name} for row in valid for name in slices]
             for name in SPENT if kind == "curves" else ():
                 run += [{**run[-1], "metric": name, "value": 10.0**i * step, "step": step} for step in (50, 100)]
             runs.append(run)
@@ -135,6 +139,14 @@ def test_a_logarithmic_axis_has_at_least_two_ticks_in_view(low, high):
     assert len(ticks) > 1
     assert all(low <= tick * 1.001 and tick <= high * 1.001 for tick in ticks)
     assert log_ticks(low, low, room=2.0)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mamba/figure4", "seeds"), ("kernels/models", "cells")])
+def test_another_kind_of_figure_leaves_out_what_is_said_to_that_of_the_grid(name, kind):
+    """The x of lines and the columns of seeds, which the other kind does not have, were errors."""
+    built = _drawable(REPOSITORY, name, {"--figure": kind})
+    assert built.figure.spec.kind == kind
+    assert (built.figure.spec.x, built.figure.spec.columns) == ("", ())
 
 
 def test_every_figure_of_the_documents_says_which_command_draws_it():

@@ -149,9 +149,9 @@ def _recording(tensors: Tensors, results: Results, watch: _Watch, heard: list[He
     for i, x in enumerate(results, 1 + len(tensors)):
         makers.append(_maker(x))
         if isinstance(x, Tensor) and x.numel():
-            # a result has a memory of its own
+            # a result has a memory of its own, and is all of it
             whole = watch.made.pop(x.data_ptr(), None)
-            if whole is None or whole.numel() != x.numel():
+            if whole is None or (whole.shape, whole.stride()) != (x.shape, x.stride()):
                 return None
             places[x.data_ptr()] = i
     launches: list[tuple[Relaunch, Arguments]] = []

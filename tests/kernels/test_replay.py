@@ -143,13 +143,14 @@ SAME = on_device()
         ({}, (SAME, SAME)),
         ({}, (on_device(dtype=torch.complex64),)),
         ({"result": lambda y: y[:2]}, ()),
+        ({"result": lambda y: y.as_strided((3, 4), (0, 1))}, ()),
         ({"result": lambda y: SAME}, (SAME,)),
         ({"version": "3.7.0"}, ()),
         ({"kinds": (torch.Tensor,)}, ()),
     ],
     ids=[
-        "fill", "copy", "value", "part-of-an-input", "twice", "complex", "part-of-a-result", "input-as-result",
-        "version-of-triton", "kind-of-tensor",
+        "fill", "copy", "value", "part-of-an-input", "twice", "complex", "part-of-a-result", "view-of-a-result",
+        "input-as-result", "version-of-triton", "kind-of-tensor",
     ],
 )  # fmt: skip
 def test_what_cannot_be_made_again_is_the_functions_at_every_call(kind, call):

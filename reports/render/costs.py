@@ -13,6 +13,7 @@ from subquad.reports.render.document import shown
 from subquad.reports.render.judge import Cell
 from subquad.reports.render.report import Report
 from subquad.reports.render.rows import FACTORS, StoredRun
+from subquad.reports.render.selection import commonest_device
 from subquad.suite.settings.grid import lookup
 from subquad.suite.settings.report_spec import CostSpec
 
@@ -96,8 +97,12 @@ class Curve:
 
 
 def curves_of(report: Report, cost: CostSpec) -> list[Curve]:
-    """The curve of every cell against a cost that is counted on the way; none where its runs have no evaluations."""
-    runs = {run.run_id: run for run in report.runs}
+    """The curve of every cell against a cost that is counted on the way; none where its runs have no evaluations.
+
+    Against seconds, it has the runs of the device that most runs used.
+    """
+    of_time = cost.metric == "train_seconds"
+    runs = {run.run_id: run for run in (commonest_device(report.runs)[0] if of_time else report.runs)}
     budget = f"train.budget.{cost.metric.removeprefix('train_')}"
     found = []
     for cell in report.cells:

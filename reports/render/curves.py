@@ -21,6 +21,7 @@ from subquad.reports.render.finding import on_the_way_label, unknown, words_of
 from subquad.reports.render.lines import log_y
 from subquad.reports.render.report import Report
 from subquad.reports.render.seeds import BAND, TIES
+from subquad.reports.render.selection import commonest_device
 from subquad.reports.render.sheet import (
     ROW_LINE,
     SMALL,
@@ -73,7 +74,11 @@ def draw_curves(report: Report, width: Width) -> Canvas:
     panels = {place: [curve for curve in found[place[1]] if curve.column == place[0]] for place in places}
     bands = {place: bands_of(curves, lower) for place, curves in panels.items()}
     legend = legend * several + [TIES] * any(bands.values())
-    words = words_of(report, unknown(report, {label: {c.row for c in curves} for label, curves in found.items()}))
+    notes = unknown(report, {label: {c.row for c in curves} for label, curves in found.items()})
+    kept, elsewhere = commonest_device(report.runs)
+    if elsewhere and (times := [cost.label for cost in spec.costs if cost.metric == "train_seconds"]):
+        notes.append(f"Against {times[0]}: runs on {kept[0].device} alone.")
+    words = words_of(report, notes)
     canvas = sheet(width, body, Heading(words.title, words.details, "", on_the_way_label(report), words.note), legend)
     ratios = [*[room] * across, wide + LEADER]
     grid = canvas.subplots(down, across + 1, squeeze=False, width_ratios=ratios, sharey="row" if across > 1 else False)

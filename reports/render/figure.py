@@ -91,7 +91,7 @@ def make_figure(
     if spec.kind in ("seeds", "costs", "curves", "cells"):
         return Figure(spec, (), cells=tuple(cells) if any(cell.mean is not None for cell in cells) else ())
     device = ""
-    if spec.x.endswith("throughput"):
+    if spec.x.endswith(("throughput", "train_seconds")):
         kept, elsewhere = commonest_device([run for runs in settled.values() for run in runs])
         settled = {place: [run for run in runs if run in kept] for place, runs in settled.items()}
         if kept:

@@ -169,6 +169,17 @@ def test_a_line_over_a_cost_names_the_rows_whose_cost_no_run_counted(make):
     assert "Not known: operations of h3." in words(draw(report_of(make, *runs, models=("h3", "s4d", "gss"), **kind)))
 
 
+def test_seconds_of_two_devices_are_not_in_one_curve(make):
+    """Where a budget counts operations, a row may have runs on both."""
+    elsewhere = {"columns": {"device": "another"}, "budget": "flops"}
+    runs = [run_of("h3", seed, flat(0.5), budget="flops") for seed in (0, 1)]
+    report = report_of(make, *runs, run_of("h3", 2, flat(0.6, first=90.0), **elsewhere), costs=(MINUTES, OPERATIONS))
+    minutes, operations = (curves_of(report, cost)[0].seeds for cost in report.figure.spec.costs)
+    assert minutes == (((1.0, 50.0), (3.0, 50.0)),) * 2
+    assert len(operations) == 3
+    assert "Against minutes: runs on NVIDIA H200 alone." in words(draw(report))
+
+
 def test_ties_at_equal_operations_are_where_both_rows_have_come_so_far(make):
     """In equal minutes the slower row takes half of the operations: it is the best at those, and ties with no end."""
     slow = [[(10, 30.0, value), (20, 90.0, value)] for value in (0.5, 0.6)]

@@ -320,14 +320,6 @@ def test_the_name_of_the_file_says_the_format(command_line, tmp_path):
     assert "the two do not agree" in done.stderr
 
 
-def test_a_table_without_rows_says_which_scales_have_some(command_line, tmp_path):
-    """A table of dashes would say that nothing has been run."""
-    words = "note: no run of scale paper is stored; there are runs of small\n"
-    assert command_line("report", "mamba/table6", "--scale", "paper").stderr == words
-    for quiet in (("--scale", "small"), ("--scale", "paper", "--results", tmp_path)):
-        assert command_line("report", "mamba/table6", *quiet).stderr == ""
-
-
 @pytest.mark.parametrize("of", ["", "/h3"])
 def test_a_page_of_committed_rows_is_not_written_among_them(command_line, tmp_path, monkeypatch, of):
     """One of rows elsewhere lies beside those rows."""

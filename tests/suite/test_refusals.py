@@ -196,3 +196,11 @@ def test_wrong_words_are_named_in_one_line_without_the_words_of_a_library(comman
     assert "Value error" not in done.stderr
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_table_without_rows_says_which_scales_have_some(command_line, tmp_path):
+    """A table of dashes would say that nothing has been run."""
+    words = "note: no run of scale paper is stored; there are runs of small\n"
+    assert command_line("report", "mamba/table6", "--scale", "paper").stderr == words
+    for quiet in (("--scale", "small"), ("--scale", "paper", "--results", tmp_path)):
+        assert command_line("report", "mamba/table6", *quiet).stderr == ""

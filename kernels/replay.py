@@ -34,7 +34,7 @@ ALIGNMENT = 512
 
 
 class Recording(NamedTuple):
-    """What a pass does.
+    """The allocations and launches of a pass.
 
     Its kernels find their arguments in one list for each call: the stream, the addresses of inputs, results and
     temporary tensors, and the constants.
@@ -43,7 +43,7 @@ class Recording(NamedTuple):
     results: list[Callable[[], Any]]
     """Each makes an empty tensor, or gives again what is no tensor."""
     offsets: list[int]
-    """Where temporary tensors begin in their common memory."""
+    """Temporary tensors begin at these bytes of their common memory."""
     num_bytes: int
     constants: list[Any]
     launches: list[tuple[Relaunch, Arguments]]
@@ -140,7 +140,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _recording(tensors: Tensors, results: Results, watch: _Watch, heard: list[Heard]) -> Recording | None:
-    """What a pass did, or None where it cannot be told from this."""
+    """Returns the allocations and launches of a pass, or None where it did more or they cannot be told from this."""
     given = [(x.data_ptr(), i) for i, x in enumerate(tensors, 1) if x is not None and x.numel()]
     places = dict(given)
     if watch.does_more or len(places) < len(given) or any(x is not None and x.is_complex() for x in tensors):

@@ -1,4 +1,4 @@
-"""What the rows of a table cost, by their own runs or by another experiment, and what they measured on the way."""
+"""The costs of the rows of a table, by their own runs or by another experiment, and their values on the way."""
 
 from __future__ import annotations
 

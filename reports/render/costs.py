@@ -70,7 +70,7 @@ def _other(shown: Report, cost: CostSpec) -> CostColumn | None:
 
 @dataclass(frozen=True)
 class Curve:
-    """What the seeds of one row and column measured on the way, against a cost."""
+    """The values of the seeds of one row and column on the way, against a cost."""
 
     row: str
     column: str

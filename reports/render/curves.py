@@ -109,7 +109,7 @@ def _curve(ax: Any, curve: Curve, color: str) -> None:
     thin = [(seed, {"lw": 0.5, "alpha": 0.7, "zorder": 2}) for seed in curve.seeds if len(curve.seeds) > 1]
     thick = [(curve.middle, {"lw": 1.4, "zorder": 3})] * bool(curve.middle)
     for line, look in [*thin, *thick]:
-        # of one evaluation there is no line
+        # one evaluation makes no line and is drawn as a dot
         ax.plot(*zip(*line, strict=True), color=color, marker="." * (len(line) == 1), **look)
 
 

@@ -173,7 +173,7 @@ def caption(report: Report) -> str:
         on_test = any(SELECTED_ON_TEST in cell.marks for cell in measured)
         rows = ", which are the test rows" if on_test and select.split != "test" else ""
         by = select.by.replace("_", " ")
-        # of one value there is no best
+        # a single value is not the best of several
         parts += [f"Best {names} of up to {tried} by {by} on {split}{rows}."] * (tried > 1)
     if any(EPOCH_ON_TEST in cell.marks for cell in measured):
         parts.append("Best epoch, chosen on the test rows.")

@@ -360,7 +360,7 @@ def _chosen(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], tried:
         return ""
     values = plan.num_values(row, column)
     if values == 1 and all(tried[run.run_id].compared == 1 for run in runs):
-        # of one value there is no best
+        # a single value is not the best of several
         return ""
 
     def may_change(run: StoredRun) -> bool:

@@ -52,7 +52,7 @@ INTERRUPTED = 130
 
 
 UsageError: Any = typer.BadParameter.__bases__[0]
-"""What the library of the command line raises for words that it does not understand."""
+"""The library of the command line raises this error for words that it does not understand."""
 
 
 class _Commands(TyperGroup):

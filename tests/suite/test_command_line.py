@@ -474,7 +474,7 @@ def test_an_interrupted_grid_continues_with_the_same_numbers(whole, command_line
         assert process.poll() is None, "the grid has ended before it was interrupted"
         time.sleep(0.02)
     process.send_signal(number)
-    process.wait(timeout=10 if number == signal.SIGTERM else 60)
+    process.wait(timeout=30 if number == signal.SIGTERM else 60)
     if number != signal.SIGKILL and not list(broken.rglob("*.parquet")):
         assert process.returncode == 130
     done = command_line(*quick(broken))

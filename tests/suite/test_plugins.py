@@ -271,22 +271,23 @@ HANGING = """
 
 @pytest.mark.slow
 def test_a_plugin_that_hangs_fails_and_the_grid_goes_on(grid, plugin, command_line, tmp_path):
+    # longer than a loaded machine takes to import torch, which is no sign of life either
     options = (
         "--plugin",
         plugin(HANGING),
         "--executor-options",
-        "hang_minutes=0.1",
+        "hang_minutes=0.5",
         "--results",
         tmp_path / "results",
     )
     done = command_line("run", grid, *options)
     assert done.returncode == 1, done.stderr
-    assert "no sign of life for 0.1 minutes, and its last one was: preparing data and model, step 0" in done.stdout
+    assert "no sign of life for 0.5 minutes, and its last one was: preparing data and model, step 0" in done.stdout
     assert re.search("^ok +linear-attention", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_grid_that_hangs_within_ten_seconds(grid, plugin, tmp_path):
+def test_sigterm_ends_a_grid_that_hangs(grid, plugin, tmp_path):
     options = ("--plugin", plugin(HANGING), "--only", "model.name=mine", "--results", tmp_path / "results")
     command = [sys.executable, HOME / "run_suite.py", "run", grid, *options]
     command_line = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -298,12 +299,13 @@ def test_sigterm_ends_a_grid_that_hangs_within_ten_seconds(grid, plugin, tmp_pat
 
     assert until(waits, seconds=60)
     command_line.terminate()
-    printed, _ = command_line.communicate(timeout=10)
+    # it takes less than ten seconds where nothing else runs, and with the grace of another signal a minute
+    printed, _ = command_line.communicate(timeout=30)
     assert command_line.returncode == 130
     assert "Traceback" not in printed
     assert "the same command continues the grid" in printed
     assert not list(tmp_path.rglob("*.claim"))
-    assert until(lambda: all(map(has_ended, started)), seconds=5)
+    assert until(lambda: all(map(has_ended, started)), seconds=30)
 
 
 def descendants(pid):

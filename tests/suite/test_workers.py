@@ -227,7 +227,7 @@ def test_a_run_that_hangs_fails_with_its_last_sign_and_the_others_go_on(tmp_path
         "preparing data and model, step 0": make_run(task={"labels": "hang"}),
     }
     good, display = make_run(), Recording()
-    run_all([*hanging.values(), good], tmp_path, CPU, display, jobs=3, silence_s=5.0)
+    run_all([*hanging.values(), good], tmp_path, CPU, display, jobs=3, silence_s=15.0)
     assert ending(tmp_path, good) == ("ok", "")
     assert display.repeats == []
     for sign, run in hanging.items():
@@ -235,8 +235,8 @@ def test_a_run_that_hangs_fails_with_its_last_sign_and_the_others_go_on(tmp_path
         sentence, call, *_ = error.splitlines()
         assert (status, sentence) == (
             "failed",
-            f"failed (it gave no sign of life for 0.0833333 minutes, and its last one was: {sign}; "
-            "--executor-options hang_minutes=0.166667 would wait longer",
+            f"failed (it gave no sign of life for 0.25 minutes, and its last one was: {sign}; "
+            "--executor-options hang_minutes=0.5 would wait longer",
         )
         assert re.fullmatch(r' *File "tests/suite/toy.py", line [0-9]+ in hang', call)
     assert not list(tmp_path.rglob("*.claim"))
@@ -244,7 +244,7 @@ def test_a_run_that_hangs_fails_with_its_last_sign_and_the_others_go_on(tmp_path
 
 @pytest.mark.slow
 def test_a_run_that_hangs_beside_its_team_leaves_no_process(tmp_path):
-    run_all([make_run(model={"fault": "hang"})], tmp_path, CPU, Recording(), team=Team(2), silence_s=5.0)
+    run_all([make_run(model={"fault": "hang"})], tmp_path, CPU, Recording(), team=Team(2), silence_s=15.0)
     (server,) = servers(os.getpid())
     assert until(lambda: all(map(has_ended, children(server))), seconds=30)
 

@@ -135,7 +135,11 @@ def made_once(choose: Callable[..., R]) -> Callable[..., R]:
         if torch.compiler.is_compiling() or x is None or x.get_device() < 0 or isinstance(x, FakeTensor):
             return choose(tensors, *options)
         forms = tuple([None if x is None else (x.shape, x.dtype, x.device) for x in tensors])
-        known = kept(forms, *options)
+        try:
+            known = kept(forms, *options)
+        except TypeError:
+            # an option that cannot be a key, such as a list, is for the check to refuse
+            return choose(tensors, *options)
         if not known:
             known.append(choose(tensors, *options))
         return known[0]

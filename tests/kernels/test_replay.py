@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 import triton
 
-from subquad.kernels.backend import made_once
+from subquad.kernels.backend import made_once, use_triton
 from subquad.kernels.launch import Launcher, LaunchPlan
 from subquad.kernels.replay import ALIGNMENT, Replayed
 from tests.kernels.launches import STREAM, Kernel, OnDevice, on_a_gpu, on_device
@@ -279,6 +279,15 @@ def test_checks_are_made_once_for_equal_forms_and_refusals_at_every_call():
     for _ in range(2):
         check((torch.zeros(4), None), 1)
     assert len(calls) == count + 2
+
+
+def test_an_option_that_cannot_be_a_key_is_refused_by_the_check():
+    @made_once
+    def check(tensors, backend):
+        return use_triton("op", backend, *tensors)
+
+    with pytest.raises(ValueError, match=r"^op: backend=\['triton'\] is not one of 'auto', 'torch', 'triton'.$"):
+        check((on_device(),), ["triton"])
 
 
 def scan_call(g):

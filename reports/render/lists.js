@@ -100,7 +100,7 @@ function cellDetail(cell) {
   if (cell.chosen) node.append(element("p", {}, `best value of a setting: ${cell.chosen}`));
   if (cell.seeds) node.append(element("p", {}, `seeds: ${cell.seeds}`));
   if (cell.last) node.append(element("p", {}, `at the last epoch: ${cell.last}`));
-  const runs = cell.runs.map((id) => ({ id, ...data.runs[id] }));
+  const runs = cell.runs.map((at) => data.runs[at]);
   if (!runs.length) return node;
   node.append(element("h3", {}, "Runs"));
   table(node, {
@@ -133,7 +133,9 @@ function curves(runs) {
   for (const name of names) {
     const series = runs.flatMap((run, i) => run.curves
       .filter(([metric, split]) => `${metric}, ${split}` === name)
-      .map(([, , points]) => ({ label: `seed ${run.seed}`, color: `hsl(${(i * 137) % 360} 60% 50%)`, points, line: true })));
+      .map(([, , at, values]) => ({
+        label: `seed ${run.seed}`, color: `hsl(${(i * 137) % 360} 60% 50%)`, points: data.steps[at].map((x, k) => [x, values[k]]), line: true,
+      })));
     host.append(element("figure", {}, element("figcaption", {}, name),
       chart({ series, width: 320, height: 190, xLabel: "step", title: name })));
   }
@@ -194,7 +196,7 @@ function cost(host) {
 
   function show(i) {
     const found = data.tradeoff[i];
-    const columnOfRun = new Map(cellsOf(found.experiment).flatMap((cell) => cell.runs.map((id) => [id, cell.column])).reverse());
+    const columnOfRun = new Map(cellsOf(found.experiment).flatMap((cell) => cell.runs.map((at) => [at, cell.column])).reverse());
     const columns = [...new Set(found.points.map((point) => columnOfRun.get(point[4])))];
     const column = columns.includes(params().get("column")) ? params().get("column") : columns[0];
     const which = element("select", { change: () => { keep({ column: which.value }, true); show(i); } }, ...columns.map((name) => choiceOf(name)));
@@ -204,7 +206,7 @@ function cost(host) {
       label,
       color: found.colors[label],
       points: points.filter((p) => p[0] === label && p[place] !== null)
-        .map((p) => [p[place], p[1], `${label}: ${short(p[1])} %, ${short(p[place])}, run ${p[4]}, ${data.runs[p[4]].device}`]),
+        .map((p) => [p[place], p[1], `${label}: ${short(p[1])} %, ${short(p[place])}, run ${data.runs[p[4]].id}, ${data.runs[p[4]].device}`]),
     })).filter((s) => s.points.length);
     const pictures = [["bytes of state", 2], ["training, tokens a second", 3]]
       .filter(([, place]) => series(place).length)

@@ -76,9 +76,11 @@ def script() -> str:
 
 def page_data(board: Board) -> dict[str, Any]:
     """Everything that the page shows, as values of JSON."""
-    settings, operators = _Indexed(), _Indexed()
+    settings, operators, steps = _Indexed(), _Indexed(), _Indexed()
     reports = board.reports + board.others
     runs = {run.run_id: run for report in reports for run in report.runs}
+    # ids cannot be compressed, so that each stands once
+    place = {run_id: i for i, run_id in enumerate(runs)}
     return {
         "title": board.title,
         "where": _where(board, list(runs.values())),
@@ -90,16 +92,17 @@ def page_data(board: Board) -> dict[str, Any]:
         "folders": board.folders,
         "about": [[a.kind, a.name, a.summary, a.path, a.text] for a in board.about],
         "experiments": [_experiment(report, board, i < len(board.reports)) for i, report in enumerate(reports)],
-        "cells": [_cell(report, i, cell) for i, report in enumerate(reports) for cell in report.cells],
-        "runs": {run_id: _run(run, settings, operators) for run_id, run in runs.items()},
+        "cells": [_cell(report, i, cell, place) for i, report in enumerate(reports) for cell in report.cells],
+        "runs": [_run(run, settings, operators, steps) for run in runs.values()],
         "settings": settings.values,
+        "steps": steps.values,
         "operators": operators.values,
         "claims": [
             [i, claim.verdict, *claim_texts(claim)] for i, report in enumerate(board.reports) for claim in report.claims
         ],
         "rates": [found for i, report in enumerate(reports) for found in _rates(report, i)],
         "onTheWay": [found for i, report in enumerate(reports) for found in _on_the_way(report, i)],
-        "tradeoff": [found for i, report in enumerate(reports) if (found := _tradeoff(report, i))["points"]],
+        "tradeoff": [found for i, report in enumerate(reports) if (found := _tradeoff(report, i, place))["points"]],
         "kernels": _kernels(points_of(board.kernels)),
         "changeRule": RULE,
         "crossover": [
@@ -174,7 +177,7 @@ def _line(name: str, counts: Mapping[str, int]) -> dict[str, Any]:
     return {"name": name, "counts": {n: counts[n] for n in NUMBERS}, "claims": both[0], "reduced": both[1]}
 
 
-def _cell(report: Report, index: int, cell: Cell) -> dict[str, Any]:
+def _cell(report: Report, index: int, cell: Cell, place: Mapping[str, int]) -> dict[str, Any]:
     text, reference = paper_text(cell), report.spec.reference
     printed = reference == "paper"
     published = cell.published.value if cell.published and printed else None
@@ -192,7 +195,7 @@ def _cell(report: Report, index: int, cell: Cell) -> dict[str, Any]:
         "verdict": cell.verdict or ("" if cell.mean is not None else "not run" if cell.missing else ""),
         "chosen": cell.chosen,
         "planned": cell.planned,
-        "runs": cell.run_ids,
+        "runs": [place[run_id] for run_id in cell.run_ids],
         "command": _command(report, cell) if cell.planned else "",
     }
 
@@ -217,9 +220,10 @@ def _rates(report: Report, index: int) -> list[list[Any]]:
     ]
 
 
-def _run(run: StoredRun, settings: _Indexed, operators: _Indexed) -> dict[str, Any]:
+def _run(run: StoredRun, settings: _Indexed, operators: _Indexed, steps: _Indexed) -> dict[str, Any]:
     config = {key: value for key, value in run.config.items() if key != "seed"}
     return {
+        "id": run.run_id,
         "seed": run.seed,
         "status": run.status,
         "error": run.error,
@@ -233,12 +237,12 @@ def _run(run: StoredRun, settings: _Indexed, operators: _Indexed) -> dict[str, A
         "state": None if (state := _any_slice(run, "state_size")) is None else BYTES_AN_ELEMENT * state,
         "settings": settings.add(json.dumps(config, sort_keys=True)),
         "operators": operators.add(json.dumps(sorted(operators_in(run.operators)))),
-        "curves": _curves(run),
+        "curves": _curves(run, steps),
     }
 
 
-def _curves(run: StoredRun) -> list[list[Any]]:
-    """[metric, split, [[step, value], ...]] of everything that a run measured at several steps."""
+def _curves(run: StoredRun, steps: _Indexed) -> list[list[Any]]:
+    """[metric, split, index of the steps, values] of everything that a run measured at several steps."""
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for value in run.values:
         if not value.slice and value.value is not None and math.isfinite(value.value) and value.split:
@@ -250,11 +254,19 @@ def _curves(run: StoredRun) -> list[list[Any]]:
             step = -(-len(points) // MOST_POINTS)
             # the last point is always kept
             kept = points[::-1][::step][::-1]
-            curves.append([metric, split, [[x, _short(y)] for x, y in kept]])
+            index = steps.add(json.dumps([x for x, _ in kept]))
+            curves.append([metric, split, index, visible([y for _, y in kept])])
     return curves
 
 
-def _tradeoff(report: Report, index: int) -> dict[str, Any]:
+def visible(values: Sequence[float]) -> list[float]:
+    """Heights of a line with the digits that a small chart shows: three of each, and steps of 1/200 of its height."""
+    height = max(values) - min(values)
+    least = -math.floor(math.log10(height / 200)) if height else 0
+    return [round(y, max(least, 2 - math.floor(math.log10(abs(y))))) if y else 0 for y in values]
+
+
+def _tradeoff(report: Report, index: int, place: Mapping[str, int]) -> dict[str, Any]:
     """Accuracy on the test split, size of the state and speed of training of every run that has recorded them."""
     rows = {run_id: cell.row for cell in report.cells for run_id in cell.run_ids}
     points = []
@@ -269,7 +281,7 @@ def _tradeoff(report: Report, index: int) -> dict[str, Any]:
                 _short(100 * accuracy.value),
                 BYTES_AN_ELEMENT * state,
                 None if speed is None or speed.value is None else _short(speed.value),
-                run.run_id,
+                place[run.run_id],
             ]
         )
     return {"experiment": index, "points": points, "colors": colors_of(cell.row for cell in report.cells)}

@@ -18,7 +18,7 @@ function experiment(main) {
       one.scale === e.scale ? element("strong", {}, one.scale) : element("a", { href: link("experiment", { name, scale: one.scale }) }, one.scale), " "])));
   }
   const there = cellsOf(i);
-  const runs = [...new Set(there.flatMap((cell) => cell.runs))].map((id) => data.runs[id]);
+  const runs = [...new Set(there.flatMap((cell) => cell.runs))].map((at) => data.runs[at]);
   const asked = there.filter((cell) => cell.planned);
   const missing = asked.filter((cell) => cell.verdict === "not run");
   const costs = element("section", { "aria-label": "What it costs" }, element("h2", {}, "What it costs"), ...e.cost.split(/\n\s*\n/).map(prose));
@@ -184,7 +184,7 @@ function mixer(main) {
   const facts = element("ul", { class: "facts" });
   facts.append(element("li", {}, "name in a grid: ", element("code", {}, name)));
   if (about.path) facts.append(element("li", {}, "code: ", docsLink("reference/models/", about.path)));
-  const used = [...new Set(own.flatMap((cell) => cell.runs).flatMap((id) => data.operators[data.runs[id].operators]))].sort();
+  const used = [...new Set(own.flatMap((cell) => cell.runs).flatMap((at) => data.operators[data.runs[at].operators]))].sort();
   if (used.length) facts.append(element("li", {}, "operators: ", ...used.flatMap((op) => [operatorLink(op), " "])));
   const sizes = own.map(runOf).filter((run) => run.parameters);
   if (sizes.length) facts.append(element("li", {}, `parameters in its runs: ${range(sizes.map((run) => run.parameters))}`));
@@ -280,7 +280,7 @@ function speedTable(host, caption, rows) {
 
 /** The values of a cell by seed; null where a value is of several runs. */
 function bySeed(cell) {
-  const ok = cell.runs.map((id) => data.runs[id]).filter((run) => run.status === "ok");
+  const ok = cell.runs.map((at) => data.runs[at]).filter((run) => run.status === "ok");
   return ok.length === cell.values.length ? new Map(ok.map((run, i) => [run.seed, cell.values[i]])) : null;
 }
 

@@ -5,6 +5,7 @@ The quick tests use a board of three experiments, and the slow ones every commit
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from subquad.reports.render import About, Board, build, render
 from subquad.reports.render.board import health
-from subquad.reports.render.page import page, page_data
+from subquad.reports.render.page import page, page_data, visible
 from subquad.run_suite import REPOSITORY
 from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.store import storage
@@ -151,25 +152,38 @@ def test_every_number_of_the_scoreboard_is_in_the_data_of_the_page(board):
     data = page_data(board)
     assert len(data["cells"]) == sum(len(report.cells) for report in board.reports)
     for cell in data["cells"]:
-        assert set(cell["runs"]) <= data["runs"].keys()
-    run = next(iter(data["runs"].values()))
+        assert set(cell["runs"]) <= set(range(len(data["runs"])))
+    run = data["runs"][0]
     assert data["settings"][run["settings"]]["task"]["name"]
-    losses = [points for metric, split, points in run["curves"] if (metric, split) == ("loss", "train")]
-    assert losses
-    assert losses[0] == sorted(losses[0])
+    ((steps, losses),) = [(i, y) for metric, split, i, y in run["curves"] if (metric, split) == ("loss", "train")]
+    assert data["steps"][steps] == sorted(data["steps"][steps])
+    assert len(data["steps"][steps]) == len(losses)
     found = {(row["operator"], row["implementation"]) for row in data["kernels"]}
     assert ("causal_conv1d", "triton") in found
 
 
+def test_a_short_number_of_a_line_is_drawn_where_it_was_and_says_three_digits():
+    assert visible([1000.1234, 1000.5678]) == [1000.123, 1000.568], "its height is 0.4"
+    assert visible([0.0123456, 90.0, 0.0]) == [0.0123, 90.0, 0], "a chart says a small number beside large ones"
+    assert visible([2.3456, 2.3456]) == [2.35, 2.35]
+
+
+def test_the_id_of_a_run_stands_once_in_the_data(board):
+    text = json.dumps(page_data(board))
+    run = board.reports[0].runs[0].run_id
+    assert text.count(f'"{run}"') == 1
+
+
 def test_the_command_of_a_cell_selects_its_runs(board, tmp_path):
-    cell = next(c for c in page_data(board)["cells"] if c["row"] == "H3" and c["column"] == "Induction Head acc")
+    data = page_data(board)
+    cell = next(c for c in data["cells"] if c["row"] == "H3" and c["column"] == "Induction Head acc")
     words = cell["command"].split()
     assert words[:6] == ["python", "run_suite.py", "run", "h3/table2", "--scale", "paper"]
     filters = [word for word in words[6:] if word != "--only"]
     options = {"overrides": None, "seeds": None, "data": None, "results": tmp_path, "without_data": True}
     _, runs = resolved_runs(REPOSITORY, "h3/table2", scale="paper", only=filters, **options)
     # neither more nor fewer, as a command without filters would
-    assert set(cell["runs"]) == {run.run_id for run in runs}
+    assert {data["runs"][i]["id"] for i in cell["runs"]} == {run.run_id for run in runs}
 
 
 def test_text_of_a_page_cannot_end_its_script(board):

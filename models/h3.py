@@ -37,11 +37,11 @@ from subquad.models.parts.bidirectional import Bidirectional
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.finite_filter import FiniteFilter
 from subquad.models.parts.initial import reset_taps
-from subquad.models.parts.linear import Linear, ResidualLinear
+from subquad.models.parts.linear import Linear, ResidualLinear, linear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
-from subquad.models.parts.time_axis import LeftPadding, blank, time_contiguous
+from subquad.models.parts.time_axis import LeftPadding, blank, take_positions, time_contiguous
 from subquad.models.s4d import DiagonalSSM, Discretization, Initialisation, State, check_ssm
 from subquad.suite.bounds import Count, Positive, Width
 from subquad.suite.contracts import TaskSpec
@@ -204,6 +204,16 @@ class H3(FusedStepMixer):
         outer = Outer.apply(k, v)
         states = self.inner(outer.flatten(0, 2).transpose(1, 2))
         return self._read(states, q)
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries and outputs at `positions` only, keys and values everywhere."""
+        if self.shift is None or self.head_dim > 1:
+            return super().forward_at(x, positions)
+        weight_q, weight_kv = self.qkv.weight.tensor_split([self.num_heads])
+        bias_q, bias_kv = self.qkv.bias.tensor_split([self.num_heads])
+        k, v = linear(x, weight_kv, bias_kv).chunk(2, dim=-1)
+        q = linear(take_positions(x, positions), weight_q, bias_q)
+        return self.out(q * self.inner.forward_at(self.shift(k) * v, positions))
 
     def _time_last(self, *streams: Tensor) -> list[Tensor]:
         """Streams [B, T, D] as [B, head_dim, H, T]; on a GPU with time contiguous, for the inner model."""

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -47,16 +48,16 @@ from subquad.kernels.mamba_inner import mamba_inner_step
 from subquad.kernels.selective_scan import selective_scan, selective_scan_step
 from subquad.models.backbone import BackboneConfig
 from subquad.models.hyena import LongConv
-from subquad.models.parts.casts import at_least_float32, rate_of
+from subquad.models.parts.casts import at_least_float32, autocast_dtype, rate_of
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import reset_taps, step_bias
-from subquad.models.parts.linear import ResidualLinear, split_linear
+from subquad.models.parts.linear import ResidualLinear, linear, split_linear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.recompute import Recomputing, at_once, spares
 from subquad.models.parts.step import step_linear
-from subquad.models.parts.time_axis import LeftPadding, blank
+from subquad.models.parts.time_axis import LeftPadding, blank, take_positions
 from subquad.models.s4d import DiagonalSSM, Initialisation, State, check_ssm
 from subquad.suite.bounds import Factor, Positive, Width
 from subquad.suite.contracts import TaskSpec
@@ -275,21 +276,36 @@ class Mamba(FusedStepMixer):
 
     def forward(self, u: Tensor) -> Tensor:
         x, z = self._split(u)
+        if isinstance(self.inner, S6):
+            return self.out(self._scan(self.inner, x, z))
+        y = self.inner(self._convolve(x))
+        return self.out(y if z is None else y * F.silu(z))
 
-        def convolve() -> Tensor:
-            y = causal_conv1d(x, self.conv_weight, self.conv_bias, activation="silu")
-            assert isinstance(y, Tensor)
-            return y
+    def forward_at(self, u: Tensor, positions: Tensor) -> Tensor:
+        """Outputs at `positions` only, gates too where the scan does not take them, inputs of it everywhere."""
+        if isinstance(self.inner, S6) and self.gated and autocast_dtype(u).itemsize == 2:
+            # in half precision the scan is faster with a gate than without one
+            return self.out(take_positions(self._scan(self.inner, *self._split(u)), positions))
+        weight, of_gates = self.in_proj.weight.tensor_split([len(self.conv_bias)])
+        x = linear(u, weight, None)
+        if isinstance(self.inner, S6):
+            y = take_positions(self._scan(self.inner, x, None), positions)
+        else:
+            y = self.inner.forward_at(self._convolve(x), positions)
+        return self.out(y * F.silu(linear(take_positions(u, positions), of_gates, None)) if self.gated else y)
 
-        if not isinstance(self.inner, S6):
-            y = self.inner(convolve())
-            return self.out(y if z is None else y * F.silu(z))
+    def _convolve(self, x: Tensor) -> Tensor:
+        y = causal_conv1d(x, self.conv_weight, self.conv_bias, activation="silu")
+        assert isinstance(y, Tensor)
+        return y
+
+    def _scan(self, inner: S6, x: Tensor, z: Tensor | None) -> Tensor:
+        """The convolved x through the inner layer, times the gate."""
         # the scan keeps the convolved x and the step sizes, as large as x each
         if not spares(self.recompute, 2 * self.num_layers * x.numel() * x.element_size(), x):
-            return self.out(self.inner(convolve(), z))
+            return inner(self._convolve(x), z)
         with Recomputing() as keep:
-            y = self.inner(keep(convolve), z, keep)
-        return self.out(y)
+            return inner(keep(partial(self._convolve, x)), z, keep)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.conv_weight)

@@ -252,6 +252,9 @@ class SSMLayer(Mixer):
     def forward(self, x: Tensor) -> Tensor:
         return self._output(self.ssm(as_autocast(x)))
 
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        return self._output(self.ssm.forward_at(as_autocast(x), positions))
+
     def init_state(self, batch_size: int, capacity: int) -> State:
         return self.ssm.init_state(batch_size, capacity)
 

@@ -11,19 +11,23 @@ from subquad.models.attention import AttentionConfig
 from subquad.models.backbone import BackboneConfig
 from subquad.models.dss import DSSSoftmaxConfig
 from subquad.models.gsa import GSAConfig
+from subquad.models.h3 import H3Config
 from subquad.models.hgrn2 import HGRN2Config
+from subquad.models.mamba import MambaConfig
 from subquad.models.parts.layer import joined
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.short_conv import BaseConv
 from subquad.models.parts.time_axis import LeftPadding
 from subquad.models.rwkv import FirstLayer
+from subquad.models.s4d import S4DConfig
 from subquad.suite.contracts import TaskSpec
 from subquad.suite.laws.models import build
 from subquad.suite.state import tensors
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)
 SIGNAL = TaskSpec(input="signal", num_classes=5, readout="sequence", max_length=32, channels=2)
+SMALL = {"num_layers": 2, "d_model": 16}
 
 
 class Narrow(Mixer):
@@ -171,9 +175,21 @@ def test_a_sequence_longer_than_the_learned_positions_is_an_error():
 
 
 @pytest.mark.parametrize("count", [2, 6], ids=["few", "many"])
-@pytest.mark.parametrize("position", ["none", "rope", "xpos"])
-def test_attention_at_some_positions_is_attention_there(position, count):
-    config = AttentionConfig(num_layers=2, d_model=16, num_heads=2, position=position)
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(AttentionConfig(num_heads=2, position=position, **SMALL) for position in ("none", "rope", "xpos")),
+        S4DConfig(**SMALL),
+        *(H3Config(inner=inner, **SMALL) for inner in ("ssm", "s6", "hyena")),
+        H3Config(head_dim=4, **SMALL),
+        *(MambaConfig(inner=inner, gate=gate, **SMALL) for inner in ("s6", "hyena") for gate in (False, True)),
+    ],
+    ids=lambda config: "-".join(
+        map(str, (type(config).__name__, *config.model_dump(exclude=set(SMALL), exclude_unset=True).values()))
+    ),
+)
+def test_a_mixer_at_some_positions_gives_what_it_gives_there(config, count):
+    torch.manual_seed(0)
     mixer = config.mixer(0, TOKENS).double()
     x = torch.randn(3, 20, 16, dtype=torch.float64, requires_grad=True)
     positions = torch.tensor([[0, 5, 9, 12, 16, 19], [1, 2, 3, 4, 5, 6], [7, 8, 10, 11, 17, 18]])[:, :count]
@@ -181,8 +197,9 @@ def test_attention_at_some_positions_is_attention_there(position, count):
     weight = torch.randn(3, count, 16, dtype=torch.float64)
     some, full = mixer.forward_at(x, positions), mixer(x)[rows, positions]
     torch.testing.assert_close(some, full, rtol=1e-12, atol=1e-12)
-    (expected,) = torch.autograd.grad((full * weight).sum(), x)
-    (found,) = torch.autograd.grad((some * weight).sum(), x)
+    trained = [x, *mixer.parameters()]
+    expected = torch.autograd.grad((full * weight).sum(), trained)
+    found = torch.autograd.grad((some * weight).sum(), trained)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 

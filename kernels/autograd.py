@@ -144,23 +144,3 @@ def _with_strides(x: Tensor, strides: tuple[int, ...]) -> Tensor:
     # an expanded axis has stride 0 and one element in memory
     once = x[tuple(slice(1) if stride == 0 else slice(None) for stride in strides)]
     return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
-
-
-def product_forward(ctx: Any, unit: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor:
-    """unit(x) weight^T [..., D], of which x and the weight [D, F] are saved, and not the result of the unit."""
-    save(ctx, x, weight)
-    return unit(x) @ weight.t()
-
-
-def product_backward(
-    ctx: Any, unit: Callable[[Tensor, Tensor, Tensor], Tensor], gradient: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x and the weight of `product_forward`.
-
-    unit: gives the gradient of x from x and that of the unit's result, and writes this result to its last argument.
-    """
-    x, weight = saved(ctx)
-    rows = gradient.reshape(-1, len(weight))
-    dy = rows @ weight
-    y = torch.empty_like(dy)
-    return unit(x, dy, y), rows.t() @ y

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, product_backward, product_forward, save, saved
+from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.launch import cdiv, launch, power_of_2
 from subquad.kernels.layout import dense
 
@@ -134,11 +134,16 @@ class SwiGLULinear(OnceDifferentiable):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        return product_forward(ctx, swiglu_fwd, x, weight)
+        save(ctx, x, weight)
+        return swiglu_fwd(x) @ weight.t()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return product_backward(ctx, swiglu_bwd, gradient)
+        x, weight = saved(ctx)
+        rows = gradient.reshape(-1, len(weight))
+        dy = rows @ weight
+        y = torch.empty_like(dy)
+        return swiglu_bwd(x, dy, y), rows.t() @ y
 
 
 class Gated(OnceDifferentiable):

@@ -238,7 +238,7 @@ def shared_linears(linears: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...
 
 
 def linear_behind(unit: Callable[..., Tensor], linear: nn.Linear, x: Tensor) -> Tensor:
-    """linear(unit(x)) without a bias, for an operator that takes the weight behind it and then keeps x alone."""
+    """linear(unit(x)) without a bias, for an operator that takes the weight behind it and then keeps x or unit(x)."""
     # a layer that is computed again meets a weight that `cast_once` casts no more, and must keep the same tensors
     weight = as_autocast(linear.weight)
     # a product in float32 has ways of its own, above

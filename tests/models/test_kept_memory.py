@@ -39,7 +39,8 @@ class Memories(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         results = function(*args, **(kwargs or {}))
         for x in tree_leaves(results):
-            if isinstance(x, torch.Tensor):
+            # tensors on the device "meta" have no memory
+            if isinstance(x, torch.Tensor) and not x.is_meta:
                 memory = x.untyped_storage()
                 self.found.append((StorageWeakRef(memory), memory.nbytes()))
         return results

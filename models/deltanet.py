@@ -47,7 +47,7 @@ from subquad.kernels.norm import GateActivation
 from subquad.models.backbone import BackboneConfig, SwiGLUConfig
 from subquad.models.parts.casts import at_least_float32, autocast_dtype, rate_of
 from subquad.models.parts.initial import reset_taps, step_bias
-from subquad.models.parts.linear import Linear, ResidualLinear
+from subquad.models.parts.linear import Linear, ResidualLinear, linear_behind
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import RMSNorm, unit
 from subquad.models.parts.options import require_divides
@@ -198,15 +198,24 @@ class DeltaMixer(FusedStepMixer):
             q = q.unsqueeze(2)
         return q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2), beta.flatten(1, 2), log_decay
 
-    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None, keep: Keep = at_once) -> Tensor:
-        """residual + W_o (norm_h(o) * h(gate)) for o [..., H, V]; gate: as in `Read`."""
+    def _output(self, o: Tensor, gate: Tensor | None, residual: Tensor | None = None, *, spare: bool = False) -> Tensor:
+        """residual + W_o (norm_h(o) * h(gate)) for o [..., H, V]; gate: as in `Read`.
+
+        spare: the backward pass computes the input of W_o again; there is no residual then.
+        """
         if self.gate == "sigmoid" and gate is not None:
             gate = step_linear(self.gate_up, gate)
         if o.ndim == 3 and self.gate_activation == "silu":
             return step_linear(self.out, o.flatten(-2), norm=self.norm, gate=gate, residual=residual)
         heads = None if gate is None else gate.view_as(o)
-        y = keep(lambda: self.norm.before_product(o, heads, gate_activation=self.gate_activation))
-        return step_linear(self.out, y.flatten(-2), residual=residual)
+
+        def normed(o: Tensor, linear: Tensor | None = None) -> Tensor:
+            y = self.norm.before_product(o, heads, gate_activation=self.gate_activation, linear=linear)
+            return y.flatten(-2) if linear is None else y
+
+        if spare:
+            return linear_behind(normed, self.out, o)
+        return step_linear(self.out, normed(o), residual=residual)
 
     def _convolve(self, projected: Tensor, *, final: bool = False) -> tuple[Parts, Tensor | None]:
         """The heads of q, k and v of the inputs [B, T, channels] of the convolutions, and the window behind them."""
@@ -229,17 +238,18 @@ class DeltaMixer(FusedStepMixer):
         # of each position the last map keeps its input, and the delta rule the decays of key channels in float32
         num_bytes = self.norm.weight.numel() * self.num_heads * autocast_dtype(x).itemsize
         num_bytes += 4 * self.num_heads * self.key_dim if self.decay == "key" else 0
-        if not spares(self.recompute, self.num_layers * x.shape[0] * x.shape[1] * num_bytes, x):
-            return self._run(x, at_once)
+        spare = spares(self.recompute, self.num_layers * x.shape[0] * x.shape[1] * num_bytes, x)
+        if not spare or self.decay != "key":
+            return self._run(x, at_once, spare)
         with Recomputing() as keep:
-            return self._run(x, keep)
+            return self._run(x, keep, spare)
 
-    def _run(self, x: Tensor, keep: Keep) -> Tensor:
+    def _run(self, x: Tensor, keep: Keep, spare: bool) -> Tensor:
         read = self._read(x)
         parts, _ = self._convolve(read.projected)
         o = self.operator(*self._interleave(parts, read, keep))
         assert isinstance(o, Tensor)
-        return self._output(o[:, self.steps - 1 :: self.steps], read.gate, keep=keep)
+        return self._output(o[:, self.steps - 1 :: self.steps], read.gate, spare=spare)
 
     def init_state(self, batch_size: int, capacity: int) -> State:
         weight = at_least_float32(self.proj.weight)

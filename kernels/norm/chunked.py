@@ -7,6 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def in_rows(y: Tensor, linear: Tensor) -> Tensor:
+    """y [..., D] or [..., H, D] with as many channels in a row as a linear map [O, D] or [O, H D] reads."""
+    return y if y.shape[-1] == linear.shape[1] else y.flatten(-2)
+
+
 def norm_chunked(
     x: Tensor,
     weight: Tensor | None,

@@ -21,10 +21,11 @@ def norm_reference(
     skip: Tensor | None = None,
     skip_scale: Tensor | None = None,
     gate_first: bool = False,
+    linear: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """y in the dtype of x, or (y, x + residual), computed in the dtypes of the arguments.
+    """y in the dtype of x, (y, x + residual), or y linear^T, computed in the dtypes of the arguments.
 
-    A weight and a bias [H, V] meet the last two axes of x [..., H, V].
+    A weight and a bias [H, V] meet the last two axes of x [..., H, V], and so does a linear map [O, H V].
     """
     total = x if residual is None else x + residual
     u = F.silu(total) if activation == "silu" else total
@@ -45,4 +46,6 @@ def norm_reference(
     if gate is not None and not gate_first:
         y = y * gate
     y = y.to(x.dtype)
+    if linear is not None:
+        y = (y if linear.shape[1] == y.shape[-1] else y.flatten(-2)) @ linear.t()
     return y if residual is None else (y, total)

@@ -1,7 +1,8 @@
 """The benchmark's description of the norm: with its residual add, as it stands before every branch of a network; of the
 kind l2, as it stands before the delta rule, without residual and weight; and with H heads, as it stands behind the
 state of mLSTM, with weights of heads [H, D] and a sigmoid gate, which is a part of a projection, without residual. With
-skip=given a value with a factor for each head is added before the gate, which is the identity, as in RWKV-7.
+skip=given a value with a factor for each head is added before the gate, which is the identity, as in RWKV-7. With O a
+linear map of so many outputs stands behind.
 
 x has the dtype of the benchmark; residual, weight and bias are float32, as under autocast.
 """
@@ -31,6 +32,10 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         skip: Inputs = {}
         if "skip" in shape:
             skip = {"skip": normal(generator, dtype, *size), "skip_scale": normal(generator, wide, *size[:2])}
+        behind: Inputs = {}
+        if "O" in shape:
+            outputs, inner = int(shape["O"]), heads * width
+            behind = {"linear": normal(generator, dtype, outputs, inner) * inner**-0.5}
         return {
             "x": normal(generator, dtype, *size),
             "weight": normal(generator, wide, heads, width),
@@ -38,6 +43,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
             "gate": projection[:, heads * width :].unflatten(-1, size[1:]),
             "gate_activation": "identity" if skip else "sigmoid",
             **skip,
+            **behind,
         }
     return {
         "x": normal(generator, dtype, rows, width),
@@ -161,5 +167,7 @@ WORKLOAD = Workload(
         *({"R": 21, "D": 12, "kind": kind} for kind in ("rms", "layer", "l2")),
         {"R": 20, "D": 12, "H": 4, "kind": "layer"},
         {"R": 21, "D": 12, "H": 3, "kind": "layer", "skip": "given"},
+        {"R": 21, "D": 12, "H": 3, "kind": "rms", "O": 10},
+        {"R": 20, "D": 12, "H": 4, "kind": "layer", "skip": "given", "O": 10},
     ),
 )

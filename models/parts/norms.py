@@ -42,10 +42,12 @@ class RMSNorm(nn.RMSNorm):
         gate_activation: GateActivation = "silu",
         activation: Literal["silu"] | None = None,
         gate_first: bool = False,
+        linear: Tensor | None = None,
     ) -> Tensor:
         """The norm of act(x), times silu(gate) or sigmoid(gate), rounded once; `gate_first`: the norm of the product.
 
-        The result has the dtype of the matrix product that reads it.
+        The result has the dtype of the matrix product that reads it. linear: the weight of the map behind it, whose
+        result is given instead, so that the norm need not be kept.
         """
         assert self.eps is not None
         return norm(
@@ -56,6 +58,7 @@ class RMSNorm(nn.RMSNorm):
             gate_activation=gate_activation,
             activation=activation,
             gate_first=gate_first,
+            linear=linear,
             out_dtype=autocast_dtype(x),
         )
 

@@ -364,8 +364,10 @@ REFUSED = {
         ("gate_first needs a gate", {"gate_first": True}),
         ("eps must be a finite number of at least 0, got nan", {"eps": NAN}),
         ("eps must be a finite number of at least 0, got -1.0", {"eps": -1.0}),
+        ("linear excludes a residual", {"linear": ones(5, 12)}),
     ],
     "norm of heads": [
+        ("linear must be [O, 12] or [O, 48] in the dtype of y", {"linear": ones(5, 24)}),
         ("or [4, 12], a row for each head, got [3, 12]", {"weight": less(0)}),
         ("bias must be [4, 12] to go with the weight, got [12]", {"bias": ones(12)}),
     ],

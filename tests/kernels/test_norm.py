@@ -187,3 +187,10 @@ def test_the_plain_path_is_the_norm_of_torch_bit_by_bit():
     assert torch.equal(y, F.layer_norm(total, (24,), inputs["weight"], inputs["bias"], 1e-5))
     rms = make_inputs(24, residual=False)
     assert torch.equal(norm(**rms), F.rms_norm(rms["x"], (24,), rms["weight"], 1e-5))
+
+
+@pytest.mark.parametrize("gate_first", [False, True])
+def test_a_linear_map_reads_what_stands_behind_the_gate(gate_first):
+    inputs = make_inputs(12, residual=False, gate=True, gate_first=gate_first)
+    inputs["linear"] = torch.randn(5, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert_matches_reference(partial(norm, backend="triton"), norm_reference, inputs, device=DEVICE)

@@ -12,7 +12,7 @@ import torch
 
 from subquad.kernels.rotated_keys import rotated_keys
 from subquad.kernels.ssd import ssd
-from subquad.models import MODELS, mamba, mamba3, rwkv7
+from subquad.models import MODELS, deltanet, mamba, mamba3, rwkv7
 from subquad.models.mamba import S6, MambaConfig
 from subquad.models.parts.recompute import Recomputing, at_once, spares
 from subquad.suite.contracts import TaskSpec
@@ -184,6 +184,20 @@ def test_a_mixer_on_ssd_gives_the_same_bits_where_it_computes_again(name, monkey
         monkeypatch.setattr(import_module(f"subquad.models.{name}"), "spares", lambda *_, answer=answer: answer)
         y = layer(u)
         results.append([y, *torch.autograd.grad(y.square().sum(), [u, *layer.parameters()])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("name", ["gated-deltanet", "kda"])
+def test_the_delta_rule_gives_the_same_bits_with_and_without_what_its_last_map_reads(name, monkeypatch):
+    torch.manual_seed(0)
+    layer = MODELS.load(name)(d_model=16, num_layers=1, num_heads=2, expand_k=1.0).mixer(0, TOKENS)
+    u = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    results = []
+    for answer in (False, True):
+        monkeypatch.setattr(deltanet, "spares", lambda *_, answer=answer: answer)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(u)
+        results.append([y, *torch.autograd.grad(y.float().square().sum(), [u, *layer.parameters()])])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.layout import dense
+from subquad.kernels.norm.chunked import in_rows
 from subquad.kernels.norm.triton.backward import norm_bwd
 from subquad.kernels.norm.triton.forward import Statistics, gate_rows, norm_fwd
 from subquad.kernels.norm.triton.plan import Factors, Options
@@ -35,11 +36,39 @@ class Norm(OnceDifferentiable):
         return None, *norm_bwd(values, Factors(*factors), ctx.options, dy, dense(dtotal), *dtypes)
 
 
-def norm_triton(x: Tensor, residual: Tensor | None, factors: Factors, options: Options) -> Any:
-    """y, or (y, x + residual), for arguments whose shapes were checked."""
+class NormLinear(OnceDifferentiable):
+    """(options, x, linear [O, F] and the tensors of `Factors`) to y linear^T [..., O]; y is not kept."""
+
+    @staticmethod
+    def forward(ctx: Any, options: Options, x: Tensor, linear: Tensor, *factors: Tensor | None) -> Tensor:
+        y, values = norm_fwd(x, None, Factors(*factors), options)
+        save(ctx, linear, *values, *factors)
+        ctx.options = options
+        return in_rows(y, linear) @ linear.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        linear, total, mean, scale, *factors = saved(ctx)
+        rows = gradient.reshape(-1, len(linear))
+        dy = (rows @ linear).view(total.shape)
+        y = torch.empty_like(dy)
+        values = Statistics(total, mean, scale)
+        dx, _, *others = norm_bwd(values, Factors(*factors), ctx.options, dy, None, total.dtype, None, y)
+        return None, dx, rows.t() @ y.view(-1, linear.shape[1]), *others
+
+
+def norm_triton(
+    x: Tensor, residual: Tensor | None, factors: Factors, options: Options, linear: Tensor | None = None
+) -> Any:
+    """y, (y, x + residual), or the product of y with a linear map, for arguments whose shapes were checked."""
     weight, bias, gate, skip, skip_scale = factors
     factors = Factors(dense(weight), dense(bias), gate_rows(gate)[0], dense(skip), dense(skip_scale))
     x, residual = dense(x), dense(residual)
+    if linear is not None:
+        with torch.autocast(x.device.type, enabled=False):
+            if needs_gradient(x, linear, *factors):
+                return NormLinear.apply(options, x, linear, *factors)
+            return in_rows(norm_fwd(x, None, factors, options)[0], linear) @ linear.t()
     if needs_gradient(x, residual, *factors):
         y, total = Norm.apply(options, x, residual, *factors)
     else:

@@ -11,7 +11,8 @@ or the identity:
 
 Where the gate comes first, u = act(s) h(gate), dn = dy, dgate = du act(s) h'(gate), and ds has du h(gate) for du.
 
-Where weight and bias are [H, D], each of their rows is summed over the rows of x that belong to its head.
+Where weight and bias are [H, D], each of their rows is summed over the rows of x that belong to its head. In front of a
+linear map y is written as well, which the gradient of the map's weight reads.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def _store_sums(partial, b_rows, i_h, o_d, m_d, D, BLOCK_H: tl.constexpr):
 
 @triton.jit
 def _norm_bwd_kernel(
-    total, weight, bias, gate, skip, skip_scale, mean, scale, dy, dtotal, dx, dresidual, dgate, dskip, dskip_scale,
+    total, weight, bias, gate, skip, skip_scale, mean, scale, dy, dtotal, dx, dresidual, dgate, dskip, dskip_scale, y,
     partial,
     R, D, gate_outer, gate_inner,
     HEADS: tl.constexpr, GATE_HEADS: tl.constexpr, SIGMOID: tl.constexpr, PLAIN_GATE: tl.constexpr, LAYER: tl.constexpr,
@@ -105,10 +106,13 @@ def _norm_bwd_kernel(
         if skip is not None:
             b_skip = tl.load(skip + o, mask=m, other=0.0).to(tl.float32)
             b_skip_scale = tl.load(skip_scale + o_r, mask=m_r, other=0.0).to(tl.float32)[:, None]
+        b_n = b_hat * b_weight + b_bias + b_skip * b_skip_scale
         if gate is not None and not FIRST:
-            b_dgate = b_dn * (b_hat * b_weight + b_bias + b_skip * b_skip_scale) * b_slope
-            tl.store(dgate + o, b_dgate.to(dgate.dtype.element_ty), mask=m)
+            tl.store(dgate + o, (b_dn * b_n * b_slope).to(dgate.dtype.element_ty), mask=m)
             b_dn *= b_g
+            b_n *= b_g
+        if y is not None:
+            tl.store(y + o, b_n.to(y.dtype.element_ty), mask=m)
         if skip is not None:
             tl.store(dskip + o, (b_dn * b_skip_scale).to(dskip.dtype.element_ty), mask=m)
             b_along = tl.sum(b_dn * b_skip, 1)
@@ -151,10 +155,12 @@ def norm_bwd(
     dtotal: Tensor | None,
     x_dtype: torch.dtype,
     residual_dtype: torch.dtype | None,
+    y: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of x, residual, weight, bias, gate, skip and skip_scale, from those of y and of the sum (or None).
 
-    The gradients given are contiguous. residual_dtype: None where there was no residual.
+    The gradients given are contiguous. residual_dtype: None where there was no residual. y: memory for the result of
+    the forward pass, or None.
     """
     weight, bias, gate, skip, skip_scale = factors
     total, width = saved.total, saved.total.shape[-1]
@@ -178,7 +184,7 @@ def norm_bwd(
     launch(
         _norm_bwd_kernel, plan.programs, total=total, **factors._asdict(), mean=saved.mean, scale=saved.scale, dy=dy,
         dtotal=dtotal, dx=dx, dresidual=None if dresidual is dx else dresidual, dgate=dgate, dskip=dskip,
-        dskip_scale=dskip_scale, partial=partial, R=rows, D=width, gate_outer=place.outer, gate_inner=place.inner,
+        dskip_scale=dskip_scale, y=y, partial=partial, R=rows, D=width, gate_outer=place.outer, gate_inner=place.inner,
         HEADS=heads, GATE_HEADS=place.heads, **options.constants(), ROWS=plan.rows, BLOCK_H=plan.block_h,
         BLOCK_D=plan.block_d, **plan.options.keywords(),
     )  # fmt: skip

@@ -1,14 +1,15 @@
 """Draws what rows measured on the way: a panel for each column of the table and each cost, both axes logarithmic.
 
-A thin line is a seed, a thick one the median over the seeds. Beside the panels stand the rows with the median at the
-end of their line. The band has at every cost the seeds of the row that is best there: a row of which a seed reaches
-into it is a tie at this cost. A name on the colour of the band is that of a row which is one at the end of the budget.
+A thin line is a seed, a thick one with marks the median over the seeds. Beside the panels stand the rows with the
+median at the end of their line. The band has at every cost the seeds of the row that is best there: a row of which a
+seed reaches into it is a tie at this cost. A name on the colour of the band is that of a row which is one at the end of
+the budget.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.lines import Line2D
@@ -16,7 +17,7 @@ from matplotlib.ticker import NullLocator
 
 from subquad.reports.render.costs import Curve, bands_of, curves_of, tied
 from subquad.reports.render.document import fixed
-from subquad.reports.render.figure import colors_of
+from subquad.reports.render.figure import looks_of
 from subquad.reports.render.finding import on_the_way_label, unknown, words_of
 from subquad.reports.render.lines import log_y
 from subquad.reports.render.report import Report
@@ -82,14 +83,14 @@ def draw_curves(report: Report, width: Width) -> Canvas:
     canvas = sheet(width, body, Heading(words.title, words.details, "", on_the_way_label(report), words.note), legend)
     ratios = [*[room] * across, wide + LEADER]
     grid = canvas.subplots(down, across + 1, squeeze=False, width_ratios=ratios, sharey="row" if across > 1 else False)
-    colors = colors_of(rows)
+    looks = looks_of(cell.row for cell in report.cells)
     ends = []
     for i, ((column, label), curves) in enumerate(panels.items()):
         ax = grid[i // across][i % across]
         if band := bands[column, label]:
             ax.fill_between(*zip(*band, strict=True), color=BAND, lw=0.8, zorder=0)
         for curve in curves:
-            _curve(ax, curve, colors[curve.row])
+            _curve(ax, curve, *looks[curve.row])
         _axes(ax, curves, room, spec.y_log10)
         ax.set_xlabel(x_labels[i % len(found)])
         if i % len(found) == 0:
@@ -101,16 +102,19 @@ def draw_curves(report: Report, width: Width) -> Canvas:
     # names are placed by the positions that the layout gives
     canvas.draw_without_rendering()
     for ax, curves in ends:
-        _name(ax, curves, tied(curves, lower), colors, report.decimals, width)
+        _name(ax, curves, tied(curves, lower), looks, report.decimals, width)
     return canvas
 
 
-def _curve(ax: Any, curve: Curve, color: str) -> None:
-    thin = [(seed, {"lw": 0.5, "alpha": 0.7, "zorder": 2}) for seed in curve.seeds if len(curve.seeds) > 1]
-    thick = [(curve.middle, {"lw": 1.4, "zorder": 3})] * bool(curve.middle)
-    for line, look in [*thin, *thick]:
+def _curve(ax: Any, curve: Curve, color: str, mark: str) -> None:
+    for line in curve.seeds if len(curve.seeds) > 1 else ():
         # one evaluation makes no line and is drawn as a dot
-        ax.plot(*zip(*line, strict=True), color=color, marker="." * (len(line) == 1), **look)
+        ax.plot(*zip(*line, strict=True), color=color, marker="." * (len(line) == 1), lw=0.5, alpha=0.7, zorder=2)
+    if line := curve.middle:
+        # few marks, of which the last is at the end of the line
+        apart = max(len(line) // 4, 1)
+        every = ((len(line) - 1) % apart, apart)
+        ax.plot(*zip(*line, strict=True), color=color, marker=mark, ms=3, markevery=every, lw=1.4, zorder=3)
 
 
 def _axes(ax: Any, curves: Sequence[Curve], room: float, y_log10: bool) -> None:
@@ -130,7 +134,7 @@ def _height(label: str) -> float:
 
 
 def _name(
-    ax: Any, curves: Sequence[Curve], best: set[str], colors: dict[str, str], decimals: int, width: Width
+    ax: Any, curves: Sequence[Curve], best: set[str], looks: Mapping[str, tuple[str, str]], decimals: int, width: Width
 ) -> None:
     """Writes beside a panel the last value and the name of each row, near to the end of its curve."""
     inside = ax.get_window_extent()
@@ -148,7 +152,8 @@ def _name(
     centres = spread([y for y, _, _, _ in ends], heights)
     for (y, x, row, _), label, centre in zip(ends, labels, centres, strict=True):
         look: Any = {"transform": ax.transAxes, "clip_on": False, "in_layout": False}
-        ax.plot([x, beside - 0.01], [y, centre], color=colors[row], lw=0.5, scalex=False, scaley=False, **look)
+        line: Any = {"color": looks[row][0], "marker": looks[row][1], "markevery": [1], "ms": 3, "lw": 0.5, **look}
+        ax.plot([x, beside - 0.03], [y, centre], scalex=False, scaley=False, **line)
         box = {"facecolor": BAND if row in best else "none", "edgecolor": "none", "pad": 0.6}
         ax.text(beside, centre, label, va="center", fontsize=SMALL, linespacing=1.0, bbox=box, **look)
 

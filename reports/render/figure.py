@@ -2,15 +2,17 @@
 
 A family of models has one colour in every figure and on every page. Several rows of one family in a figure, such as
 attention with two kinds of positions, have shades of it. A name of no known family takes a colour that the figure does
-not use otherwise.
+not use otherwise. Rows whose colours are near to each other have different marks.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import Any
 
 from subquad.reports.render.document import shown
@@ -273,6 +275,9 @@ OTHERS = ("#66a61e", "#aa3377", "#bb9f24", "#3aa6c4", "#ee6677", "#7f7f7f")
 SHADES = (0.0, 0.38, -0.35, 0.6)
 """Shades of a family in the order in which a figure uses them: towards white where positive, else towards black."""
 
+MARKERS = "osD^vP*X<>"
+"""Marks of rows, by the names that matplotlib has for them."""
+
 
 def _family(label: str) -> tuple[int, str] | None:
     """The first place at which a label names a family, and that family's colour; None without a family."""
@@ -305,8 +310,36 @@ def colors_of(labels: Iterable[str]) -> dict[str, str]:
     return colors
 
 
+def looks_of(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The colour and the mark of every label of one figure.
+
+    Each mark is used once before one is used again, and then the one whose labels are farthest from this one's colour,
+    as it looks without green cones: such eyes know a colour by its brightness and its blue.
+    """
+    labels = tuple(dict.fromkeys(labels))
+    colors = colors_of(labels)
+    users: dict[str, list[tuple[float, int]]] = {mark: [] for mark in MARKERS}
+    looks = {}
+    for label in labels:
+        red, green, blue = _parts(colors[label])
+        seen = 0.3 * red + 0.7 * green, blue
+
+        def distance(mark: str, seen: tuple[float, int] = seen) -> float:
+            return min((max(map(abs, map(sub, seen, other))) for other in users[mark]), default=math.inf)
+
+        mark = max(MARKERS, key=distance)
+        users[mark].append(seen)
+        looks[label] = colors[label], mark
+    return looks
+
+
+def _parts(color: str) -> tuple[int, int, int]:
+    """Red, green and blue of `#rrggbb`."""
+    red, green, blue = bytes.fromhex(color[1:])
+    return red, green, blue
+
+
 def shade(color: str, amount: float) -> str:
     """A colour moved towards white by a share `amount`, or towards black where it is negative."""
-    parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     target = 255 if amount > 0 else 0
-    return "#" + "".join(f"{round(part + (target - part) * abs(amount)):02x}" for part in parts)
+    return "#" + "".join(f"{round(part + (target - part) * abs(amount)):02x}" for part in _parts(color))

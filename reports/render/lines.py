@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from subquad.reports.render.figure import Figure, Series, colors_of
+from subquad.reports.render.figure import Figure, Series, looks_of
 from subquad.reports.render.finding import DECIDED, Words
 from subquad.reports.render.report import Report
 from subquad.reports.render.sheet import (
@@ -35,7 +35,6 @@ from subquad.reports.render.sheet import (
 )
 from subquad.suite.settings.grid import lookup, order
 
-MARKERS = "osD^vP*XhX"
 MOST_LINES = 8
 """More rows than these have a panel each."""
 NARROWEST: Mapping[Width, float] = {"page": 1.3, "column": 1.25}
@@ -73,7 +72,7 @@ def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
     axis = _Axis(figure, [series for panel in panels for series in panel.series], room)
     height = 1.0 if apart else 2.1
     body = down * (height + 0.14 * head) + axis.height * (1 if apart else down) + 0.1
-    looks = dict.fromkeys(rows, (OURS, "")) if apart else _looks(rows)
+    looks = dict.fromkeys(rows, (OURS, "")) if apart else looks_of(rows)
     y_label = figure.spec.y_label or figure.spec.y.replace("_", " ")
     metrics = {report.spec.of(column, "metric") for column in report.spec.columns}
     shown = f"Of these: {y_label.partition(' (')[0]}" if len(metrics) > 1 else ""
@@ -240,12 +239,6 @@ def _draw_series(ax: Any, axis: _Axis, series: Series, look: tuple[str, str], ap
         )
         if len(theirs) == 1 and apart:
             ax.plot(*theirs[0], marker="_", ms=8, color="black", zorder=4)
-
-
-def _looks(rows: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Row to its colour and marker, the same in all panels, which share one legend and may lack some rows."""
-    colors = colors_of(rows)
-    return {row: (colors[row], MARKERS[i % len(MARKERS)]) for i, row in enumerate(rows)}
 
 
 def _legend(figure: Figure, looks: Mapping[str, tuple[str, str]], apart: bool) -> list[tuple[Any, str]]:

@@ -204,7 +204,7 @@ function cost(host) {
     const points = found.points.filter((point) => columnOfRun.get(point[4]) === column);
     const series = (place) => [...new Set(points.map((point) => point[0]))].map((label) => ({
       label,
-      color: found.colors[label],
+      ...lookOf(found.looks[label]),
       points: points.filter((p) => p[0] === label && p[place] !== null)
         .map((p) => [p[place], p[1], `${label}: ${short(p[1])} %, ${short(p[place])}, run ${data.runs[p[4]].id}, ${data.runs[p[4]].device}`]),
     })).filter((s) => s.points.length);

@@ -13,7 +13,7 @@ import pandas as pd
 
 from subquad.reports.render.changes import HEADER, RULE, changes_of, draw_changes, line_of
 from subquad.reports.render.document import DASH, Document, Grid
-from subquad.reports.render.figure import colors_of
+from subquad.reports.render.figure import looks_of
 from subquad.reports.render.speed import Point, points_of, shown_rows
 from subquad.suite.environment import CALL
 
@@ -34,7 +34,6 @@ def draw_speed(points: Sequence[Point], width: Width = "page") -> Canvas | None:
     import matplotlib
     from matplotlib.lines import Line2D
 
-    from subquad.reports.render.lines import MARKERS
     from subquad.reports.render.sheet import SMALL, STYLE, TEXT, WIDTHS, Heading, settled, sheet, verbatim, wrapped
 
     measured = [point for point in points if point.share_of_floor is not None]
@@ -44,10 +43,9 @@ def draw_speed(points: Sequence[Point], width: Width = "page") -> Canvas | None:
     for point in sorted(measured, key=lambda point: (point.device, point.op)):
         panels.setdefault((point.device, point.op), {}).setdefault(f"{point.case}, {point.direction}", []).append(point)
     names = sorted({point.implementation for point in measured})
-    colors = colors_of(names)
-    markers = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(names)}
+    looks = looks_of(names)
     legend: list[tuple[Any, str]] = [
-        (Line2D([], [], ls="none", marker=markers[name], ms=4, color=colors[name]), name) for name in names
+        (Line2D([], [], ls="none", marker=mark, ms=4, color=color), name) for name, (color, mark) in looks.items()
     ]
     legend.append((Line2D([], [], ls="none", marker="o", ms=4, color="black", mfc="none", mew=0.7), "earlier commit"))
     labels = {case: wrapped(case, WIDTHS[width] * 0.45, SMALL) for cases in panels.values() for case in cases}
@@ -66,7 +64,7 @@ def draw_speed(points: Sequence[Point], width: Width = "page") -> Canvas | None:
             for y, found in zip(places, cases.values(), strict=True):
                 newest = {point.implementation: point for point in found}
                 for point in found:
-                    color, marker = colors[point.implementation], markers[point.implementation]
+                    color, marker = looks[point.implementation]
                     share, is_newest = point.share_of_floor, point is newest[point.implementation]
                     ax.plot(share, y, marker, ms=4, color=color, mfc=color if is_newest else "none", mew=0.7)
                     if is_newest and share is not None and point.value is not None:

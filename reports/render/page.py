@@ -21,7 +21,7 @@ from subquad.reports.render.board import NOTES, NUMBERS, Board, counts_of, cross
 from subquad.reports.render.changes import RULE, Change, changes_of
 from subquad.reports.render.costs import Curve, curves_of, tied
 from subquad.reports.render.count import CELLS, PAPERS, claims_text, count, prefix
-from subquad.reports.render.figure import colors_of
+from subquad.reports.render.figure import looks_of
 from subquad.reports.render.finding import on_the_way_label
 from subquad.reports.render.judge import Cell, setting_text
 from subquad.reports.render.layout import claim_texts, last_text, ours_text, paper_text, seeds_text
@@ -284,7 +284,7 @@ def _tradeoff(report: Report, index: int, place: Mapping[str, int]) -> dict[str,
                 place[run.run_id],
             ]
         )
-    return {"experiment": index, "points": points, "colors": colors_of(cell.row for cell in report.cells)}
+    return {"experiment": index, "points": points, "looks": looks_of(cell.row for cell in report.cells)}
 
 
 def _on_the_way(report: Report, index: int) -> Iterator[dict[str, Any]]:
@@ -306,7 +306,7 @@ def _on_the_way(report: Report, index: int) -> Iterator[dict[str, Any]]:
                 "experiment": index,
                 "column": column,
                 "value": on_the_way_label(report),
-                "colors": colors_of(curve.row for curves in there.values() for curve in curves),
+                "looks": looks_of(cell.row for cell in report.cells),
                 "costs": [
                     [
                         label,

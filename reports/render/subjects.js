@@ -80,15 +80,15 @@ function duration(seconds) {
 
 /** What rows measured on the way against each cost, as charts, and the ends of their curves as a table. */
 function onTheWay(main, i) {
-  for (const { column, value, colors, costs } of data.onTheWay.filter((one) => one.experiment === i)) {
+  for (const { column, value, looks, costs } of data.onTheWay.filter((one) => one.experiment === i)) {
     main.append(element("h2", {}, `On the way: ${column}`),
       element("p", { class: "muted" }, "A thin line is a seed, a thick one the median over the seeds. The table has the ends of the curves."));
     const charts = element("div", { class: "charts" });
     const lines = [];
     for (const [label, curves] of costs) {
       const series = curves.flatMap(([row, seeds, middle]) => [
-        ...seeds.map((points) => ({ label: row, color: colors[row], points, line: true, width: seeds.length > 1 ? 0.6 : 2, dots: false })),
-        ...(seeds.length > 1 ? [{ label: row, color: colors[row], points: middle, line: true, width: 2, dots: false }] : []),
+        ...(seeds.length > 1 ? seeds : []).map((points) => ({ label: row, color: looks[row][0], points, line: true, width: 0.6, dots: false })),
+        ...(seeds.length > 1 ? [middle] : seeds).map((points) => ({ label: row, ...lookOf(looks[row]), points, line: true, width: 2, dots: false })),
       ]);
       charts.append(element("figure", {}, element("figcaption", {}, `against ${label}`),
         chart({ series, logX: true, logY: true, xLabel: label, yLabel: value, title: `${value} against ${label}, ${column}` })));
@@ -100,7 +100,7 @@ function onTheWay(main, i) {
         line.tie = line.tie || tie;
       }
     }
-    main.append(charts, legend(lines.map(({ row }) => ({ label: row, color: colors[row] }))));
+    main.append(charts, legend(lines.map(({ row }) => ({ label: row, ...lookOf(looks[row]) }))));
     table(main, {
       caption: `${value} at the end, ${column}`,
       rows: lines,

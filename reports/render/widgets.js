@@ -219,11 +219,28 @@ function compare(a, b, sign) {
 
 // ---------------------------------------------------------------- charts
 
+/** The marks of rows around the origin, by the names that Python has for them. */
+const MARKS = {
+  o: "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0z",
+  s: "M-2.9-2.9h5.8v5.8h-5.8z",
+  D: "M0-4.1L4.1 0L0 4.1L-4.1 0z",
+  "^": "M0-3.9L3.9 3.1H-3.9z",
+  v: "M0 3.9L3.9-3.1H-3.9z",
+  P: "M-1.3-3.9h2.6v2.6h2.6v2.6h-2.6v2.6h-2.6v-2.6h-2.6v-2.6h2.6z",
+  "*": "M0-4.6L1.1-1.5L4.4-1.4L1.8.6L2.7 3.7L0 1.9L-2.7 3.7L-1.8.6L-4.4-1.4L-1.1-1.5z",
+  X: "M-1.9-3.8L0-1.9L1.9-3.8L3.8-1.9L1.9 0L3.8 1.9L1.9 3.8L0 1.9L-1.9 3.8L-3.8 1.9L-1.9 0L-3.8-1.9z",
+  "<": "M-3.9 0L3.1-3.9V3.9z",
+  ">": "M3.9 0L-3.1-3.9V3.9z",
+};
+const lookOf = ([color, mark]) => ({ color, mark });
+
 /**
  * A chart of points and lines, with logarithmic axes where asked.
  *
  * lengths: x are sequence lengths, which are ticks themselves.
- * series: {label, color, points: [[x, y, title]], line?, width?, dots?, band?: [[x, low, high]], dashed?}
+ * series: {label, color, mark?, points: [[x, y, title]], line?, width?, dots?, band?: [[x, low, high]], dashed?}
+ *
+ * A line without dots has its mark at its end.
  */
 function chart({ series, width = 420, height = 250, xLabel = "", yLabel = "", logX = false, logY = false, lengths = false, title = "" }) {
   const left = 58, right = 12, top = 10, bottom = 38;
@@ -264,10 +281,11 @@ function chart({ series, width = 420, height = 250, xLabel = "", yLabel = "", lo
         points: path(s.points), fill: "none", stroke: s.color, "stroke-width": s.width || 1.5, "stroke-dasharray": s.dashed ? "4 3" : "",
       }, shape("title", {}, s.label)));
     }
-    for (const point of s.dots === false || (s.line && s.points.length > 20) ? [] : s.points) {
+    const dotless = s.dots === false || (s.line && s.points.length > 20);
+    for (const point of !dotless ? s.points : s.mark ? s.points.slice(-1) : []) {
       root.append(shape(
-        "circle",
-        { cx: x.at(point[0]), cy: y.at(point[1]), r: 3.2, fill: s.color, "fill-opacity": 0.75 },
+        "path",
+        { d: MARKS[s.mark || "o"], transform: `translate(${x.at(point[0]).toFixed(1)} ${y.at(point[1]).toFixed(1)})`, fill: s.color, "fill-opacity": 0.75 },
         shape("title", {}, point[2] || `${s.label}: ${short(point[0])}, ${short(point[1])}`),
       ));
     }
@@ -358,8 +376,9 @@ function dots(cell, { width = 120, success = null } = {}) {
 }
 
 function legend(series) {
-  const seen = [...new Map(series.map((s) => [s.label, s.color]))];
-  return element("div", { class: "legend" }, ...seen.map(
-    ([label, color]) => element("span", {}, element("i", { style: `background:${color}` }), label)));
+  const seen = new Map(series.map((s) => [s.label, s])).values();
+  return element("div", { class: "legend" }, ...[...seen].map(({ label, color, mark }) => element("span", {},
+    mark ? shape("svg", { viewBox: "-5 -5 10 10" }, shape("path", { d: MARKS[mark], fill: color }))
+      : element("i", { style: `background:${color}` }), label)));
 }
 

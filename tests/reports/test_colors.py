@@ -6,17 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from matplotlib.colors import to_hex
 
 from subquad.models import MODELS
 from subquad.reports.render import page
 from subquad.reports.render.changes import MARKS
 from subquad.reports.render.draw import CLAIM_COLORS, PLAIN_COLORS, VERDICT_COLORS
-from subquad.reports.render.figure import FAMILIES, colors_of
+from subquad.reports.render.figure import FAMILIES, MARKERS, colors_of, looks_of
 from subquad.reports.render.frontier import KINDS
-from subquad.reports.render.lines import MARKERS, MOST_LINES
+from subquad.reports.render.lines import MOST_LINES
 from subquad.reports.render.seeds import ALL, NONE, PLAIN, SOME
 from subquad.reports.render.tiles import SHADES
+from subquad.run_suite import REPOSITORY
 
 
 def test_a_model_has_the_same_colour_whatever_stands_beside_it():
@@ -104,6 +106,31 @@ def test_colours_differ_for_people_without_green_cones(name):
     assert {pair: round(float(distance), 1) for pair, distance in near.items() if distance < 20} == {}
 
 
+ROWS = {
+    path.parent.relative_to(REPOSITORY.reports).as_posix(): list(table["rows"])
+    for path in sorted(REPOSITORY.reports.glob("*/*/grid.yaml"))
+    if "rows" in (table := yaml.safe_load(path.read_text()).get("table") or {})
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_one_mark_have_colours_that_anybody_tells_apart(name):
+    """KDA and Gated DeltaNet-2 had one colour, in figures of 15 and more mixers, and on the page no mark."""
+    looks = looks_of(ROWS[name])
+    alike = [
+        (one, other)
+        for one, other in combinations(looks, 2)
+        if looks[one][1] == looks[other][1] and np.linalg.norm(lab(looks[one][0]) - lab(looks[other][0])) < 20
+    ]
+    assert not alike
+
+
+def test_the_page_draws_the_marks_that_rows_have():
+    script = page.script()
+    marks = script[script.index("const MARKS = {") :].split("};")[0]
+    assert re.findall(r'^  "?(.)"?: "M', marks, re.MULTILINE) == list(MARKERS)
+
+
 def test_shades_of_fields_grow_darker_step_by_step():
     """So that a print in black and white has the same order."""
     lightness = [lab(to_hex(SHADES(i / 10)))[0] for i in range(11)]
@@ -111,6 +138,6 @@ def test_shades_of_fields_grow_darker_step_by_step():
 
 
 def test_lines_and_kinds_have_marks_of_their_own():
-    assert len(set(MARKERS[:MOST_LINES])) == MOST_LINES
+    assert len(set(MARKERS)) == len(MARKERS) >= MOST_LINES
     assert len({mark for _, _, _, mark in KINDS}) == len(KINDS)
     assert len({mark for mark, _ in MARKS.values()}) == len(MARKS)

@@ -156,10 +156,11 @@ def test_a_zero_is_drawn_on_axes_that_are_logarithmic_without_it(make):
     assert draw(report_of(make, zero, runs[1], **kind)).axes[0].get_xscale() == "linear"
 
 
-def test_a_single_evaluation_is_a_dot(make):
+def test_a_single_evaluation_is_a_mark(make):
     """A line of one point is nothing."""
     axes = draw(report_of(make, run_of("h3", 0, [(100, 180.0, 0.5)]), run_of("s4d", 0, flat(0.4)))).axes[0]
-    assert [line.get_marker() for line in axes.lines if line.get_transform() == axes.transData] == [".", ""]
+    lines = [line for line in axes.lines if line.get_transform() == axes.transData]
+    assert [(len(line.get_xdata()), line.get_marker()) for line in lines] == [(1, "o"), (2, "s")]
 
 
 def test_a_line_over_a_cost_names_the_rows_whose_cost_no_run_counted(make):
@@ -276,6 +277,9 @@ def test_the_page_draws_every_seed_and_has_the_ends_as_a_table(make, tmp_path):
         svg = "one.querySelectorAll('polyline').length"
         lines = "find((one) => one.caption?.textContent.endsWith('end, text'))"
         charts = f"[...document.querySelectorAll('.charts svg')].map((one) => [one.ariaLabel, {svg}])"
+        marks = "[...document.querySelectorAll('.legend path')].map((one) => one.getAttribute('d'))"
+        assert tab.js(f"new Set({marks}).size") == 2, "a mark of each row, also at the ends of the medians"
+        assert tab.js(f"document.querySelectorAll('.charts path[d=\"' + {marks}[0] + '\"]').length") == 2
         assert tab.js(charts) == [
             ["validation accuracy against minutes, text", 6],
             ["validation accuracy against operations (10^15), text", 6],

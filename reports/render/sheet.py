@@ -92,7 +92,10 @@ def measure(text: str, size: float, weight: str = "normal") -> float:
 
 
 def wrapped(text: str, room: float, size: float, weight: str = "normal") -> list[str]:
-    """The lines of a text of which none is wider than `room` inches; a word that is wider alone is broken."""
+    """The lines of a text of which none is wider than `room` inches.
+
+    A word that is wider alone is broken, behind a sign between its parts (`mamba_ssm`, `h3/table2`) if one fits.
+    """
     lines: list[str] = []
     for part in text.splitlines():
         line = ""
@@ -103,7 +106,8 @@ def wrapped(text: str, room: float, size: float, weight: str = "normal") -> list
                 continue
             lines += [line] * bool(line)
             while measure(word, size, weight) > room and len(word) > 1:
-                end = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or measure(word[:n], size, weight) <= room)
+                fits = [n for n in range(1, len(word)) if n == 1 or measure(word[:n], size, weight) <= room]
+                end = max((n for n in fits if word[n - 1] in "_-/=,"), default=fits[-1])
                 lines.append(word[:end])
                 word = word[end:]
             line = word

@@ -133,6 +133,13 @@ def test_wrapping_keeps_every_word_and_the_width():
     assert any("[-1, 1]" in line for line in lines), "a pair in brackets is not divided"
 
 
+def test_a_word_is_broken_behind_a_sign_between_its_parts():
+    """A title read `times mamba_ss m`."""
+    room = measure("mamba_ss", TEXT)
+    assert wrapped("times mamba_ssm", room, TEXT) == ["times", "mamba_", "ssm"]
+    assert "".join(wrapped("a" * 40, room, TEXT)) == "a" * 40
+
+
 @pytest.mark.parametrize(("low", "high"), [(6.1, 7.4), (0.0302, 0.0345), (0.3, 3.0), (1e-5, 1e-2)])
 def test_a_logarithmic_axis_has_at_least_two_ticks_in_view(low, high):
     ticks = log_ticks(low, high, room=2.0)

@@ -40,7 +40,7 @@ def step(
     if log_decay is not None:
         decay = log_decay.exp()
         state = (decay.unsqueeze(-1) if decay.dim() == 3 else decay[..., None, None]) * state
-    # what the decayed state holds for the key is replaced by a mean of it and v
+    # a mean of v and of the value that the decayed state holds for the key replaces that value
     held = (k.unsqueeze(-1) * state).sum(-2)
     w = k if write is None else write
     value = v if plain is None else torch.zeros_like(v)

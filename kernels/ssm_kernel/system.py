@@ -159,7 +159,7 @@ def softmax_gradient(
     slope: the factor of z in the logarithm of f where `grows`, as it is differentiated.
     """
     e_re, e_im, l_re, l_im, m_re, m_im, x_re, x_im = _softmax_parts(lam_re, lam_im, z_re, z_im, a_re, a_im, whole)
-    # where the mode grows, exp(rest z) is a factor of f
+    # f has a factor of exp(rest z) where the mode grows
     dz_re, dz_im = times(f_re, -f_im, df_re, df_im)
     dz_re, dz_im = tl.where(grows, slope * dz_re, 0.0), tl.where(grows, slope * dz_im, 0.0)
     r_re, r_im = abar(rest * z_re, rest * z_im, "zoh")

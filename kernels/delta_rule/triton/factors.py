@@ -341,7 +341,7 @@ def _factors_kernel(
     store_rows(scores + o_dense, H * C, start, o_c, o_c, end, C, as_operand(b_scores, dtype, PRECISION), WHOLE)
     if dtype == tl.bfloat16:
         b_inverse = inverse_by_halves(b_system, o_c, C, LEVELS)
-        # where b |k|^2 exceeds 2 the inverse can grow beyond float16, which leaves infinity or NaN
+        # the inverse can grow beyond float16 where b |k|^2 exceeds 2, which leaves infinity or NaN
         if tl.sum((tl.abs(b_inverse) <= LARGEST).to(tl.int32)) < C * C:
             b_inverse = inverse_less_identity(b_system, o_c, C, MERGES, PRECISION)
         b_high = cut_to_bfloat16(b_inverse)

@@ -79,7 +79,7 @@ class ChunkFactors(NamedTuple):
     inverse: Tensor
     """(I + L)^-1 - I of every chunk, [B, T, H, C]: row i belongs to position i."""
     inverse_low: Tensor | None
-    """What rounding `inverse` to bfloat16 takes from it, as bfloat16; None where it is float32."""
+    """The remainder that `inverse` loses as it is rounded to bfloat16, as bfloat16; None where it is float32."""
     scores: Tensor
     """A, the scores of queries with written keys, [B, T, H, C]."""
     decay: Tensor | None
@@ -91,11 +91,11 @@ class ChunkFactors(NamedTuple):
     a decay is beta. The positions of a head are neighbours in memory, since a walk waits for these factors in every
     chunk."""
     q_in: Tensor | None
-    """Of a decay of a channel, scaled queries times the decay from the start of the chunk, [B, T, H, K]."""
+    """With a decay of a channel, these are scaled queries times the decay from the start of the chunk, [B, T, H, K]."""
     k_in: Tensor | None
-    """Likewise keys times the decay from the start of the chunk."""
+    """These are likewise keys times the decay from the start of the chunk."""
     k_out: Tensor | None
-    """Likewise keys times beta and the decay to the end of the chunk."""
+    """These are likewise keys times beta and the decay to the end of the chunk."""
     prefix: Tensor | None
     """With a decay of a head and a gradient, the sum of the log-decays from the start of the chunk up to each position,
     [B, H, T], float32."""

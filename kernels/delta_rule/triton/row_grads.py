@@ -71,7 +71,7 @@ def _row_grads_kernel(
     dbeta += (o_head + start.to(tl.int64) * H) * num_k + i_k
     if dg is not None:
         dg += (o_head + start.to(tl.int64) * H) * num_k + i_k
-    # what the first loop does not need is loaded before it, so that nothing waits for it afterwards
+    # these tiles are loaded before the first loop, which does not need them, so that nothing waits for them afterwards
     b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
     b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE).to(dtype)
     beta += i_b * beta_stride_b + i_h * beta_stride_h + start.to(tl.int64) * beta_stride_t

@@ -169,7 +169,7 @@ def _starts_kernel(
             b_right = as_operand(b_state, tl.float32, PRECISION)
             b_state = tl.dot(b_matrix, b_right, b_end, input_precision=PRECISION)
         else:
-            # what is infinite or NaN does not vanish: zero times it is NaN
+            # infinity and NaN do not vanish: zero times either is NaN
             b_state = b_end + 0.0 * b_state
         tl.store(ends + i * num_bh * K * V, b_state, mask=m_state)
         b_end = b_next

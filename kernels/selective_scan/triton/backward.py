@@ -413,7 +413,7 @@ def scan_backward(
     columns = plan.padded * sum(plan.in_time)
     parts = floats(cdiv(width, division.block_d), batch * length, columns) if columns else None
     groups = plan.tuning.chunk // division.constants["STEPS"]
-    # numbers that a group of steps stores for each channel
+    # so many float32 elements are stored for each channel
     kept = groups * (plan.padded + 8) if matrix else (groups - 1) * plan.padded
     scratch = floats(division.programs * division.block_d * kept)
     after = dfinal

@@ -72,7 +72,7 @@ def _wkv_bwd_kernel(
         if FOLD:
             steps_k = load_steps(k + i_b * k_stride_b, k_stride_t, t, t_last, o_d, m_d, STEPS, -1e38)
             steps_v = load_steps(v + i_b * v_stride_b, v_stride_t, t, t_last, o_d, m_d, STEPS, 0.0)
-        # where u is at most -w, -z is the larger one at every step, so that the scale cannot move away (see `settle`)
+        # -z is the larger one at every step where u is at most -w, so that the scale cannot move away (see `settle`)
         for j in tl.static_range(STEPS - 1, -1, -1):
             b_y, b_z, b_dy = steps_y[j], steps_z[j], steps_dy[j]
             m_t = t + j + 0 * o_d < t_last

@@ -27,7 +27,7 @@ from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slo
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.channel import ChannelMixerKind
-from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear import ResidualLinear, shared_linears
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm
 from subquad.models.parts.options import require_divides
@@ -85,11 +85,15 @@ class GSA(FusedStepMixer):
 
     def _project(self, x: Tensor, norm: nn.Module | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         x, norm = shared_norm(norm, x)
-        qkv = step_linear(self.qkv, x, norm=norm, activation="silu")
+        maps = [self.qkv] if self.decay is None else [self.qkv, self.decay]
+        if x.ndim == 3:
+            qkv, *gates = shared_linears(maps, x)
+            qkv = F.silu(qkv)
+        else:
+            qkv = step_linear(self.qkv, x, norm=norm, activation="silu")
+            gates = [step_linear(linear, x, norm=norm) for linear in maps[1:]]
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
-        logits = self.gate
-        if self.decay is not None:
-            logits = step_linear(self.decay, x, norm=norm).unflatten(-1, (self.num_heads, self.num_slots))
+        logits = gates[0].unflatten(-1, (self.num_heads, self.num_slots)) if gates else self.gate
         assert logits is not None
         log_gate, slots = forget_gate(logits, damping=self.damping)
         assert slots is not None

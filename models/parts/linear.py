@@ -184,7 +184,7 @@ class SharedInput(OnceDifferentiable):
 
     The gradients of x are added within the products, in place of a pass over memory for each. Narrow maps, such as
     those to one number a head, are one product, whose outputs are padded to a multiple of 8, because matrix units need
-    rows of 16 bytes; their results are parts of its rows.
+    rows of 16 bytes; their results are parts of its rows. A single narrow map without padding is as a wide one.
     """
 
     @staticmethod
@@ -192,6 +192,8 @@ class SharedInput(OnceDifferentiable):
         ctx.set_materialize_grads(False)
         rows = _rows(x)
         ctx.narrow = [i for i, weight in enumerate(weights) if len(weight) < NARROW]
+        if len(ctx.narrow) == 1 and len(weights[ctx.narrow[0]]) % 8 == 0:
+            ctx.narrow = []
         wide = {i: weight for i, weight in enumerate(weights) if i not in ctx.narrow}
         results = {i: rows @ weight.t() for i, weight in wide.items()}
         ctx.sizes = [len(weights[i]) for i in ctx.narrow]

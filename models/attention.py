@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from subquad.kernels.attention import attention, attention_step
 from subquad.models.backbone import BackboneConfig
-from subquad.models.parts.linear import Linear, ResidualLinear, linear, unbind
+from subquad.models.parts.casts import autocast_dtype
+from subquad.models.parts.linear import Linear, ResidualLinear, linear, split_linear, unbind
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.positions import Rotary
@@ -94,10 +95,18 @@ class Attention(FusedStepMixer):
         self.register_buffer("windows", sees, persistent=False)
 
     def _project(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = unbind(self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim)), 2)
-        if self.rotary is not None:
-            q, k = self.rotary(q, k, time)
-        return q, k, v
+        heads = (self.num_heads, self.head_dim)
+        if self.rotary is None:
+            q, k, v = unbind(self.qkv(x).unflatten(-1, (3, *heads)), 2)
+            return q, k, v
+        width = self.out.in_features
+        if self.qkv.bias is None and autocast_dtype(x).itemsize == 2:
+            # the gradients of q and k lie in one tensor behind the rotation, that of v in another
+            qk, v = split_linear(self.qkv, x, (2 * width, width))
+        else:
+            qk, v = self.qkv(x).split((2 * width, width), dim=-1)
+        q, k = self.rotary(*unbind(qk.unflatten(-1, (2, *heads)), 2), time)
+        return q, k, v.unflatten(-1, heads)
 
     def _attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, positions: Tensor | None = None) -> Tensor:
         dropout = self.dropout if self.training else 0.0

@@ -3,7 +3,7 @@
     y_i = x_i cos - x_{i+K/2} sin,   y_{i+K/2} = x_{i+K/2} cos + x_i sin;   backward the same with -sin in place of sin
 
 Layout:  q, k [B, T, H, K] with contiguous channels; cos, sin [positions, K / 2] dense; time [T] or [B, T]; results
-         [B, T, H, K] dense.
+         [B, T, H, K] dense; gradients are slices of one [B, T, 2, H, K], because q and k often come from one product.
 float32: everything between a load and a store.
 Limits:  the values of time are not checked and must be positions of the tables; offsets are int64.
 Cost:    reads and writes q and k once, and the tables from the second cache. 6 FLOPs for each element.
@@ -31,7 +31,7 @@ ELEMENTS = 2048
 @triton.jit
 def _rotary_kernel(
     q, k, y_q, y_k, cos, sin, time,
-    heads, H, T, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, time_stride_b,
+    heads, H, T, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, y_stride_t, time_stride_b,
     HALF: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """ROWS heads of the queries or, on the second axis of the grid, of the keys; heads is B T H."""
@@ -52,7 +52,7 @@ def _rotary_kernel(
     o_x = p_x[:, None] + o_c[None, :]
     b_first = tl.load(o_x, mask=m, other=0.0).to(tl.float32)
     b_second = tl.load(o_x + HALF, mask=m, other=0.0).to(tl.float32)
-    o_y = p_y + o_row[:, None] * (2 * HALF) + o_c[None, :]
+    o_y = p_y + (o_row // H * y_stride_t + i_h * (2 * HALF))[:, None] + o_c[None, :]
     tl.store(o_y, (b_first * b_cos - b_second * b_sin).to(p_y.dtype.element_ty), mask=m)
     tl.store(o_y + HALF, (b_second * b_cos + b_first * b_sin).to(p_y.dtype.element_ty), mask=m)
 
@@ -64,7 +64,10 @@ def _rotate(
     # both in one dtype, because one pointer of the kernel is one or the other
     dtype = torch.promote_types(q.dtype, k.dtype)
     q, k = (x.to(dtype) if x.stride(3) == 1 else x.to(dtype).contiguous() for x in (q, k))
-    y_q, y_k = (torch.empty(q.shape, dtype=dtype, device=q.device) for _ in "qk")
+    if backward:
+        y_q, y_k = torch.empty(batch, length, 2, heads, size, dtype=dtype, device=q.device).unbind(2)
+    else:
+        y_q, y_k = (torch.empty(q.shape, dtype=dtype, device=q.device) for _ in "qk")
     time = time if time.stride(-1) == 1 else time.contiguous()
     block = power_of_2(size // 2)
     rows = max(1, min(ELEMENTS // block, power_of_2(batch * length * heads)))
@@ -72,8 +75,8 @@ def _rotate(
         _rotary_kernel, (cdiv(batch * length * heads, rows), 2), q=q, k=k, y_q=y_q, y_k=y_k, cos=dense(cos),
         sin=dense(sin), time=time, heads=batch * length * heads, H=heads, T=length, q_stride_b=q.stride(0),
         q_stride_t=q.stride(1), q_stride_h=q.stride(2), k_stride_b=k.stride(0), k_stride_t=k.stride(1),
-        k_stride_h=k.stride(2), time_stride_b=time.stride(0) if time.ndim == 2 else 0, HALF=size // 2, BLOCK=block,
-        ROWS=rows, BACKWARD=backward, num_warps=4,
+        k_stride_h=k.stride(2), y_stride_t=y_q.stride(1), time_stride_b=time.stride(0) if time.ndim == 2 else 0,
+        HALF=size // 2, BLOCK=block, ROWS=rows, BACKWARD=backward, num_warps=4,
     )  # fmt: skip
     return y_q, y_k
 

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
+from subquad.kernels.layout import slices_of_one
+from subquad.kernels.rotary import rotary
 from subquad.models.parts import linear as linear_maps
 from subquad.models.parts.linear import (
     Linear,
@@ -125,3 +127,10 @@ def test_gradients_of_a_split_that_lie_in_one_tensor_are_not_copied():
     )
     for parts in others:
         assert torch.equal(gradient_of(parts), torch.cat(list(parts), -1))
+
+
+def test_gradients_of_rotated_queries_and_keys_lie_in_one_tensor():
+    q, k = (torch.randn(2, 3, 2, 4, device=DEVICE, requires_grad=True) for _ in "qk")
+    rotated = rotary(q, k, *torch.randn(2, 3, 2, device=DEVICE), torch.arange(3, device=DEVICE), backend="triton")
+    gradients = torch.autograd.grad(rotated, (q, k), rotated)
+    assert slices_of_one(gradients, 2) is not None

@@ -21,6 +21,10 @@ OPERATORS = {
         "subquad.kernels.fft_conv.workloads:WORKLOAD",
         "long causal convolution with a filter as long as the input",
     ),
+    "fft_conv_at": (
+        "subquad.kernels.fft_conv.workloads:AT",
+        "the same convolution at few positions, without a transform",
+    ),
     "float32_matmul": (
         "subquad.kernels.float32_matmul.workloads:WORKLOAD",
         "product of float32 matrices on matrix units",

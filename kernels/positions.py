@@ -1,13 +1,15 @@
-"""Operators whose inputs are vectors at every position share a check, a cast and sums along time."""
+"""Operators whose inputs are vectors at every position share a check, a cast, sums along time, and some positions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.kernels.autograd import Function
 from subquad.kernels.checks import check_shapes
 
 LARGEST_LOG = 80.0
@@ -31,6 +33,31 @@ def running_sum(x: Tensor) -> Tensor:
     within = blocks.cumsum(2)
     before = F.pad(within[:, :-1, -1:].cumsum(1), (*padding, 0, 0, 1, 0))
     return (within + before).flatten(1, 2)[:, :steps]
+
+
+def take_positions(x: Tensor, positions: Tensor) -> Tensor:
+    """x [B, T, D] at positions [B, P], of which no row has one twice: [B, P, D]."""
+    return TakePositions.apply(x, positions)
+
+
+class TakePositions(Function):
+    """`take_positions`. The gradient of torch's indexing adds up rows, and so sorts all indices first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, positions: Tensor) -> Tensor:
+        ctx.save_for_backward(positions)
+        ctx.shape = x.shape
+        return x[_rows(positions), positions]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (positions,) = ctx.saved_tensors
+        dx = gradient.new_zeros(ctx.shape)
+        return dx.index_put_((_rows(positions), positions), gradient), None
+
+
+def _rows(positions: Tensor) -> Tensor:
+    return torch.arange(positions.shape[0], device=positions.device)[:, None]
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ VERSIONS = {
     "delta_rule": 1,
     "embedding": 1,
     "fft_conv": 1,
+    "fft_conv_at": 1,
     "float32_matmul": 1,
     "forget_gate": 1,
     "gated_linear_attention": 1,

@@ -34,7 +34,7 @@ from subquad.models.hybrid import AttentionLayersConfig
 from subquad.models.hyena import LongConv
 from subquad.models.mamba import S6
 from subquad.models.parts.bidirectional import Bidirectional
-from subquad.models.parts.casts import at_least_float32
+from subquad.models.parts.casts import at_least_float32, autocast_dtype
 from subquad.models.parts.finite_filter import FiniteFilter
 from subquad.models.parts.initial import reset_taps
 from subquad.models.parts.linear import Linear, ResidualLinear, linear
@@ -74,9 +74,9 @@ class ShiftSSM(FiniteFilter):
         if self.B is None:
             return self.C
         B, C = at_least_float32(self.B), at_least_float32(self.C)
-        size = 2 * C.shape[1]
-        spectrum = torch.fft.rfft(B, n=size).conj() * torch.fft.rfft(C, n=size)
-        return torch.fft.irfft(spectrum, n=size)[:, : C.shape[1]]
+        # windows[d, m, j] = C[d, j + m]
+        windows = F.pad(C, (0, C.shape[1] - 1)).unfold(1, C.shape[1], 1)
+        return (windows * B.unsqueeze(1)).sum(-1)
 
     def skip(self) -> Tensor:
         return self.D
@@ -207,7 +207,8 @@ class H3(FusedStepMixer):
 
     def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
         """Queries and outputs at `positions` only, keys and values everywhere."""
-        if self.shift is None or self.head_dim > 1:
+        if self.shift is None or self.head_dim > 1 or autocast_dtype(x).itemsize == 2:
+            # in half precision the operator would get a product with a gate that is rounded once more
             return super().forward_at(x, positions)
         weight_q, weight_kv = self.qkv.weight.tensor_split([self.num_heads])
         bias_q, bias_kv = self.qkv.bias.tensor_split([self.num_heads])

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from subquad.kernels.fft_conv import fft_conv
+from subquad.kernels.fft_conv import fft_conv, fft_conv_at
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.initial import reset_taps
@@ -149,6 +149,9 @@ class LongConv(Mixer):
 
     def forward(self, x: Tensor, gate_in: Tensor | None = None, gate_out: Tensor | None = None) -> Tensor:
         return fft_conv(x, self.filter(x.shape[1]), D=self.D, gate_in=gate_in, gate_out=gate_out)
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        return fft_conv_at(x, self.filter(x.shape[1]), positions, D=self.D)
 
     def kernel(self, length: int) -> Tensor:
         """The filter h [D, length]."""

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from subquad.kernels.fft_conv import fft_conv_at, reads_few
 from subquad.kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
 from subquad.kernels.ssm_kernel import ssm_kernel
 from subquad.models.backbone import BackboneConfig
@@ -170,6 +171,11 @@ class DiagonalSSM(Mixer):
         )
         assert isinstance(y, Tensor)
         return y
+
+    def forward_at(self, x: Tensor, positions: Tensor) -> Tensor:
+        if self.bidirectional or not reads_few(x, positions):
+            return super().forward_at(x, positions)
+        return fft_conv_at(x, self.kernel(x.shape[1]), positions, D=self.D)
 
     def kernel(self, length: int) -> Tensor:
         """The filter K [D, length] over the past. A bidirectional model has another one over the future, from C[1]."""

@@ -22,3 +22,9 @@ def fft_conv_reference(
     if D is not None:
         y = y + D * v
     return y if gate_out is None else gate_out * y
+
+
+def fft_conv_at_reference(u: Tensor, filter: Tensor, positions: Tensor, *, D: Tensor | None = None) -> Tensor:
+    """y [B, P, D], the convolution at positions [B, P]."""
+    y = fft_conv_reference(u, filter, D=D)
+    return y[torch.arange(len(u), device=u.device)[:, None], positions.long()]

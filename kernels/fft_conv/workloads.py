@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.fft_conv import fft_conv
-from subquad.kernels.fft_conv.reference import fft_conv_reference
+from subquad.kernels.fft_conv import fft_conv, fft_conv_at
+from subquad.kernels.fft_conv.reference import fft_conv_at_reference, fft_conv_reference
 from subquad.kernels.workload import (
     Cost,
     Implementation,
@@ -167,4 +167,45 @@ WORKLOAD = Workload(
         {"B": 3, "T": 150, "D": 2, "gates": "plain", "skip": "given"},
     ),
     time={"u": 1, "gate_in": 1, "gate_out": 1},
+)
+
+
+def make_inputs_at(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
+    """The inputs of `make_inputs` and `P` positions: with `places: last` the last ones of every sequence."""
+    (batch, length, count), device = sizes(shape, "BTP"), generator.device
+    inputs = make_inputs({**shape, "gates": "plain"}, dtype, generator)
+    if shape["places"] == "last":
+        places = torch.arange(length - count, length, device=device).expand(batch, count)
+    else:
+        places = torch.rand(batch, length, generator=generator, device=device).argsort(1)[:, :count].sort(1)[0]
+    return {**inputs, "positions": places}
+
+
+def cost_at(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
+    """u and the filter are read once; a multiply-add for each input before each position, taken as T of them."""
+    batch, length, width, count = sizes(shape, "BTDP")
+    inputs = (batch * length + length) * width * dtype.itemsize
+    outputs = batch * count * width * dtype.itemsize
+    flops = 2 * batch * length * width * count
+    return Cost(num_bytes=traffic(inputs, outputs, backward), num_flops=(3 if backward else 1) * flops)
+
+
+AT = Workload(
+    op="fft_conv_at",
+    reference=fft_conv_at_reference,
+    make_inputs=make_inputs_at,
+    cost=cost_at,
+    shape_of=lambda inputs: named("BTD", inputs["u"], P=inputs["positions"].shape[1]),
+    short=at_most(B=2, T=512, D=16),
+    implementations=ours(fft_conv_at),
+    shapes={
+        "quick": ({"B": 64, "T": 4112, "D": 64, "P": 16, "places": "last"},),
+        "paper": tuple({"B": 64, "T": 4112, "D": width, "P": 16, "places": "last"} for width in (64, 128)),
+    },
+    dtypes=(torch.float32,),
+    small=(
+        {"B": 2, "T": 70, "D": 3, "P": 5, "places": "last"},
+        {"B": 3, "T": 150, "D": 2, "P": 7, "places": "any", "skip": "given"},
+        {"B": 1, "T": 65, "D": 70, "P": 65, "places": "last", "skip": "given"},
+    ),
 )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from subquad.kernels.causal_conv1d import causal_conv1d
 from subquad.kernels.fft_conv import fft_conv
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.time_axis import LeftPadding, blank, newest_first
+
+MOST_TAPS = 4
+"""Maximum number of taps of `causal_conv1d`, which needs no transform."""
 
 
 class FiniteFilter(Mixer):
@@ -31,7 +35,13 @@ class FiniteFilter(Mixer):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        return fft_conv(x, self.taps(), D=self.skip())
+        taps = self.taps()
+        if not 2 <= self.num_taps <= MOST_TAPS:
+            return fft_conv(x, taps, D=self.skip())
+        # the newest input comes last, and the skip is its tap
+        y = causal_conv1d(x, torch.cat([taps[:, 1:].flip(1), taps[:, :1] + self.skip().unsqueeze(1)], dim=1))
+        assert isinstance(y, Tensor)
+        return y
 
     def init_state(self, batch_size: int, capacity: int) -> tuple[Tensor, ...]:
         D = at_least_float32(self.skip())

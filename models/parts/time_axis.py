@@ -3,40 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels.autograd import Function
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.positions import running_sum as running_sum
-
-
-def take_positions(x: Tensor, positions: Tensor) -> Tensor:
-    """x [B, T, D] at positions [B, P], of which no row has one twice: [B, P, D]."""
-    return TakePositions.apply(x, positions)
-
-
-class TakePositions(Function):
-    """`take_positions`. The gradient of torch's indexing adds up rows, and so sorts all indices first."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, positions: Tensor) -> Tensor:
-        ctx.save_for_backward(positions)
-        ctx.shape = x.shape
-        return x[_rows(positions), positions]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (positions,) = ctx.saved_tensors
-        dx = gradient.new_zeros(ctx.shape)
-        return dx.index_put_((_rows(positions), positions), gradient), None
-
-
-def _rows(positions: Tensor) -> Tensor:
-    return torch.arange(positions.shape[0], device=positions.device)[:, None]
+from subquad.kernels.positions import take_positions as take_positions
 
 
 def time_contiguous(x: Tensor) -> Tensor:

@@ -228,6 +228,10 @@ REFUSED = {
         ("gate_in must be [1, 32, 3] to go with u, got [1, 1, 3]", {"gate_in": one(1)}),
         BACKEND,
     ],
+    "fft_conv_at": [
+        ("positions must be integers, got torch.float32", {"positions": lambda x: x.float()}),
+        ("positions must be [2, P] to go with u, got [1, 5]", {"positions": less(0)}),
+    ],
     "float32_matmul": [("a is [M, K] and b [K, N], got [20, 32] and [33, 9]", {"a": less(1)})],
     "float32_matmul with bias": [
         ("bias must be [3], got [1]", {"bias": one(0)}),

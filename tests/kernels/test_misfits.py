@@ -35,7 +35,7 @@ def copies(inputs):
 MAY_DIFFER = {
     ("attention_step", "cos", 0), ("attention_step", "sin", 0),
     ("causal_conv1d", "initial_state", 2),
-    ("fft_conv", "u", 1), ("fft_conv", "filter", 1),
+    ("fft_conv", "u", 1), ("fft_conv", "filter", 1), ("fft_conv_at", "u", 1), ("fft_conv_at", "filter", 1),
     ("rotary", "q", 2), ("rotary", "k", 2),
     ("skinny_linear", "norm_weight", 0),
 }  # fmt: skip

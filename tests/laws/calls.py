@@ -22,8 +22,8 @@ from subquad.kernels.delta_rule.generalised import generalised_delta_rule, gener
 from subquad.kernels.delta_rule.reference import delta_rule_reference
 from subquad.kernels.embedding import embedding
 from subquad.kernels.embedding.reference import embedding_reference
-from subquad.kernels.fft_conv import fft_conv
-from subquad.kernels.fft_conv.reference import fft_conv_reference
+from subquad.kernels.fft_conv import fft_conv, fft_conv_at
+from subquad.kernels.fft_conv.reference import fft_conv_at_reference, fft_conv_reference
 from subquad.kernels.float32_matmul import float32_matmul
 from subquad.kernels.float32_matmul.reference import float32_matmul_reference
 from subquad.kernels.forget_gate import forget_gate
@@ -187,6 +187,12 @@ def _fft_conv(draw: Draw) -> Iterator[Call]:
     yield Call("plain", both, {"u": u, "filter": filter})
     yield Call("gated", both, {"u": u, "filter": filter, "D": draw(3), "gate_in": gates[0], "gate_out": gates[1]})
     yield Call("short filter", both, {"u": u, "filter": filter[:, :9]})
+
+
+def _fft_conv_at(draw: Draw) -> Iterator[Call]:
+    inputs = {"u": draw(2, LENGTH, 3), "filter": draw(3, LENGTH), "D": draw(3)}
+    places = torch.tensor([[0, 5, LENGTH - 1], [1, 2, 3]])
+    yield Call("some positions", _pair(fft_conv_at, fft_conv_at_reference), inputs | {"positions": places})
 
 
 def _qkv(draw: Draw, *leading: int) -> Inputs:

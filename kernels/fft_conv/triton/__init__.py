@@ -8,6 +8,7 @@ spectra.py          more taps: y and dx from short transforms, which are product
 outer_stage.py      most taps: transforms of whole sequences through memory, to rows and back
 inner_stage.py      the rows: convolution and gradients of each by itself
 half_size.py        float32 beyond products: cuFFT's transforms, and all passes around them
+at_positions.py     float32 at few positions: sums over the inputs before each of them
 tables.py           the matrices of these transforms
 taps_gradient.py    the gradient of the taps from spectra of x and dy
 chunks_gradient.py  the gradient of the taps from products of chunks of x and dy

@@ -92,6 +92,27 @@ def slices_of_one(parts: Sequence[Tensor], axis: int) -> Tensor | None:
     return first.as_strided(size, stride)
 
 
+def empty_in_rows(x: Tensor) -> Tensor:
+    """Returns an empty tensor for the gradient of x [..., D], which has contiguous channels.
+
+    Where x is the first part of rows that are up to half as long again, so is the result, and `whole_rows` gives its
+    rows. Nothing else has their other parts, into which the gradients of what stands behind x can be written.
+    """
+    width, row = x.shape[-1], x.stride(-2)
+    shape = (*x.shape[:-1], row)
+    if not width < row < 1.5 * width or x.stride() != torch.empty(shape, device="meta").stride():
+        return x.new_empty(x.shape)
+    whole = x.new_empty(shape)
+    part = whole[..., :width]
+    part.whole_rows = whole  # type: ignore[attr-defined]
+    return part
+
+
+def whole_rows(x: Tensor | None) -> Tensor | None:
+    """Returns the rows of which `empty_in_rows` made x a part, or None where x is no such part."""
+    return getattr(x, "whole_rows", None)
+
+
 def parts_of_one(parts: Sequence[Tensor]) -> Tensor | None:
     """Returns the contiguous tensor of which these are all parts along the last axis, one behind the other, or None."""
     first = parts[0]

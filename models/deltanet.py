@@ -153,7 +153,7 @@ class DeltaMixer(FusedStepMixer):
 
     def _read(self, x: Tensor, norm: nn.Module | None = None) -> Read:
         """The outputs of the linear maps of norm(x), for a sequence or one position x."""
-        results = iter(maps_of(self._readers(), x, norm))
+        results = iter(maps_of(self._readers(), x, norm, join=self.conv_weight is not None))
         projected, beta = next(results), next(results)
         decay = None if self.decay == "none" else next(results)
         return Read(projected, beta, decay, None if self.gate == "none" else next(results), tuple(results))

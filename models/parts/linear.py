@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from subquad.kernels.autograd import Function, OnceDifferentiable, not_saved
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.float32_matmul import float32_matmul, takes_parts
-from subquad.kernels.layout import parts_of_one, slices_of_one
+from subquad.kernels.layout import parts_of_one, slices_of_one, whole_rows
 from subquad.models.parts.casts import as_autocast, autocast_dtype
 
 
@@ -180,63 +180,80 @@ NARROW = 512
 
 
 class SharedInput(OnceDifferentiable):
-    """(x [..., K], weights [D_i, K]) to x weight_i^T for every i.
+    """(x [..., K], join, weights [D_i, K]) to x weight_i^T for every i.
 
     The gradients of x are added within the products, in place of a pass over memory for each. Narrow maps, such as
-    those to one number a head, are one product, whose outputs are padded to a multiple of 8, because matrix units need
-    rows of 16 bytes; their results are parts of its rows. A single narrow map without padding is as a wide one.
+    those to one number a head, are one product, whose outputs are padded to a multiple of ALIGNED; their results are
+    parts of its rows. With `join` these rows begin with the first map, which is wide, and so do the gradients where an
+    operator made that of the first map with room for the others (`empty_in_rows`). Without it, a single narrow map that
+    needs no padding is as a wide one.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, join: bool, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         rows = _rows(x)
-        ctx.narrow = [i for i, weight in enumerate(weights) if len(weight) < NARROW]
-        if len(ctx.narrow) == 1 and len(weights[ctx.narrow[0]]) % 8 == 0:
-            ctx.narrow = []
-        wide = {i: weight for i, weight in enumerate(weights) if i not in ctx.narrow}
-        results = {i: rows @ weight.t() for i, weight in wide.items()}
-        ctx.sizes = [len(weights[i]) for i in ctx.narrow]
-        ctx.sizes.append(-sum(ctx.sizes) % 8)
+        narrow = [i for i, weight in enumerate(weights) if len(weight) < NARROW]
+        ctx.join = join and len(narrow) > 0 and narrow[0] > 0
+        if not ctx.join and len(narrow) == 1 and len(weights[narrow[0]]) % 8 == 0:
+            narrow = []
+        ctx.together = [0, *narrow] if ctx.join else narrow
+        ctx.apart = [i for i in range(len(weights)) if i not in ctx.together]
+        results = {i: rows @ weights[i].t() for i in ctx.apart}
+        ctx.sizes = [len(weights[i]) for i in ctx.together]
+        ctx.sizes.append(-sum(ctx.sizes) % ALIGNED)
         together = None
-        if ctx.narrow:
-            together = torch.cat([*(weights[i] for i in ctx.narrow), x.new_zeros(ctx.sizes[-1], x.shape[-1])])
-            results |= zip(ctx.narrow, (rows @ together.t()).split(ctx.sizes, 1), strict=False)
-        ctx.save_for_backward(x, together, *wide.values())
+        if ctx.together:
+            together = torch.cat([*(weights[i] for i in ctx.together), x.new_zeros(ctx.sizes[-1], x.shape[-1])])
+            results |= zip(ctx.together, (rows @ together.t()).split(ctx.sizes, 1), strict=False)
+        ctx.save_for_backward(x, together, *(weights[i] for i in ctx.apart))
         return tuple(results[i].unflatten(0, x.shape[:-1]) for i in range(len(weights)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, together, *wide = ctx.saved_tensors
+        x, together, *apart = ctx.saved_tensors
         rows, dx = _rows(x), None
         found: list[Tensor | None] = [None] * len(gradients)
-        weights = iter(wide)
-        for i, gradient in enumerate(gradients):
-            weight = None if i in ctx.narrow else next(weights)
-            if weight is not None and gradient is not None:
-                g = _rows(gradient)
-                dx = g @ weight if dx is None else dx.addmm_(g, weight)
-                found[i] = g.t() @ rows
-        narrow = [gradients[i] for i in ctx.narrow]
-        if any(gradient is not None for gradient in narrow):
+        weights, places, sizes = dict(zip(ctx.apart, apart, strict=True)), ctx.together, ctx.sizes
+        whole = whole_rows(gradients[0]) if ctx.join else None
+        if ctx.join and whole is None:
+            weights[0], together = together.split((sizes[0], sum(sizes[1:])))
+            places, sizes = places[1:], sizes[1:]
+        products = [
+            (_rows(gradient), weight, [i], [len(weight)])
+            for i, weight in weights.items()
+            if (gradient := gradients[i]) is not None
+        ]
+        if any(gradients[i] is not None for i in places):
+            first = 0 if whole is None else 1
             parts = [
                 x.new_zeros(len(rows), size) if gradient is None else _rows(gradient).to(x.dtype)
-                for gradient, size in zip((*narrow, None), ctx.sizes, strict=True)
+                for gradient, size in zip((*(gradients[i] for i in places[first:]), None), sizes[first:], strict=True)
                 if size
             ]
             g = torch.cat(parts, 1)
-            dx = g @ together if dx is None else dx.addmm_(g, together)
-            for i, part in zip(ctx.narrow, (g.t() @ rows).split(ctx.sizes), strict=False):
+            if whole is not None:
+                whole = _rows(whole)
+                whole[:, sizes[0] :] = g
+                g = whole
+            products.append((g, together, places, sizes))
+        for g, weight, own, widths in products:
+            dx = g @ weight if dx is None else dx.addmm_(g, weight)
+            for i, part in zip(own, (g.t() @ rows).split(widths), strict=False):
                 found[i] = part if gradients[i] is not None else None
-        return None if dx is None else dx.view(x.shape), *found
+        return None if dx is None else dx.view(x.shape), None, *found
 
 
-def shared_linears(linears: Sequence[nn.Linear], x: Tensor) -> tuple[Tensor, ...]:
-    """linear(x) for several maps of one x [..., K]. On a GPU, in half precision, their products are shared."""
+def shared_linears(linears: Sequence[nn.Linear], x: Tensor, *, join: bool = False) -> tuple[Tensor, ...]:
+    """linear(x) for several maps of one x [..., K]. On a GPU, in half precision, their products are shared.
+
+    join: what reads the result of the first map takes rows at any distance, as the convolution of heads does. Then the
+    narrow maps are part of its product.
+    """
     dtype = autocast_dtype(x)
     if not _on_gpu(x) or dtype == torch.float32 or any(linear.bias is not None for linear in linears):
         return tuple(linear(x) for linear in linears)
-    return SharedInput.apply(x.to(dtype), *(linear.weight.to(dtype) for linear in linears))
+    return SharedInput.apply(x.to(dtype), join, *(linear.weight.to(dtype) for linear in linears))
 
 
 def linear_behind(unit: Callable[..., Tensor], linear: nn.Linear, x: Tensor) -> Tensor:

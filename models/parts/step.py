@@ -63,8 +63,10 @@ def shared_norm(norm: nn.Module | None, x: Tensor) -> tuple[Tensor, nn.Module | 
     return add_norm(norm, None, x, autocast_dtype(x))[0], None
 
 
-def maps_of(linears: Sequence[nn.Linear], x: Tensor, norm: nn.Module | None = None) -> list[Tensor]:
+def maps_of(
+    linears: Sequence[nn.Linear], x: Tensor, norm: nn.Module | None = None, *, join: bool = False
+) -> list[Tensor]:
     """linear(norm(x)) for several maps: of a sequence [B, T, D] by `shared_linears`, of a position by `step_linear`."""
     if norm is None and x.ndim == 3:
-        return list(shared_linears(linears, x))
+        return list(shared_linears(linears, x, join=join))
     return [step_linear(linear, x, norm=norm) for linear in linears]

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 pytest.importorskip("triton")
-from subquad.kernels.layout import slices_of_one
+from subquad.kernels.autograd import Function
+from subquad.kernels.layout import empty_in_rows, slices_of_one, whole_rows
 from subquad.kernels.rotary import rotary
 from subquad.models.parts import linear as linear_maps
 from subquad.models.parts.linear import (
@@ -36,12 +37,13 @@ def test_gradients_of_a_split_linear_map_agree_with_finite_differences():
         assert torch.equal(part, other)
 
 
-def test_maps_of_one_input_have_the_gradients_of_torch(monkeypatch):
+@pytest.mark.parametrize("join", [False, True])
+def test_maps_of_one_input_have_the_gradients_of_torch(join, monkeypatch):
     """One wide map and three narrow ones, whose 11 outputs are padded, and one of which has no gradient."""
     monkeypatch.setattr(linear_maps, "NARROW", 8)
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     weights = [torch.randn(size, 5, dtype=torch.float64, requires_grad=True) for size in (9, 6, 4, 1)]
-    results = SharedInput.apply(x, *weights)
+    results = SharedInput.apply(x, join, *weights)
     cotangents = [torch.randn_like(y) for y in results]
     for found, weight in zip(results, weights, strict=True):
         torch.testing.assert_close(found, x @ weight.t(), rtol=1e-12, atol=1e-12)
@@ -51,6 +53,37 @@ def test_maps_of_one_input_have_the_gradients_of_torch(monkeypatch):
         found = torch.autograd.grad([results[i] for i in chosen], wanted, given, retain_graph=True)
         expected = torch.autograd.grad([x @ weights[i].t() for i in chosen], wanted, given)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+class LeavesRoom(Function):
+    """The identity, whose gradient has room for those of what stands behind its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return empty_in_rows(ctx.saved_tensors[0]).copy_(gradient)
+
+
+def test_gradients_of_narrow_maps_are_written_behind_that_of_the_first(monkeypatch):
+    monkeypatch.setattr(linear_maps, "NARROW", 8)
+    found_rows = []
+    monkeypatch.setattr(linear_maps, "whole_rows", lambda x: found_rows.append(whole_rows(x)) or found_rows[-1])
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(size, 5, dtype=torch.float64, requires_grad=True) for size in (40, 9, 3, 1)]
+    for chosen in ([0, 1, 2, 3], [0, 3], [0]):
+        results = SharedInput.apply(x, True, *weights)
+        assert results[0].stride() == (3 * 48, 48, 1)
+        given = [torch.randn_like(results[i]) for i in chosen]
+        wanted = [x, *(weights[i] for i in chosen)]
+        outputs = [LeavesRoom.apply(results[i]) if i == 0 else results[i] for i in chosen]
+        found = torch.autograd.grad(outputs, wanted, given)
+        expected = torch.autograd.grad([x @ weights[i].t() for i in chosen], wanted, given)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        assert found_rows.pop().shape == (2, 3, 48)
 
 
 def test_a_linear_map_with_a_bias_has_the_gradients_of_torch():

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from subquad.kernels import backend
+from subquad.kernels.layout import whole_rows
 from subquad.models import MODELS
+from subquad.models.parts import linear as linear_maps
 from subquad.suite.contracts import TaskSpec
 
 LENGTH, VOCAB = 40, 31
@@ -62,6 +64,24 @@ def test_kernels_give_the_loss_and_the_gradients_of_pytorch(name, choose_kernels
     for parameter, exact in gradients.items():
         error = (through[parameter] - exact).norm()
         assert error <= 1e-5 * exact.norm() + 1e-6 * whole, parameter
+
+
+@pytest.mark.parametrize("name", ["deltanet", "gated-deltanet", "kda"])
+def test_the_convolution_leaves_room_for_gradients_of_narrow_maps(name, choose_kernels, monkeypatch):
+    choose_kernels()
+    joined, results = [], []
+    monkeypatch.setattr(linear_maps, "whole_rows", lambda x: joined.append(whole_rows(x)) or joined[-1])
+    for narrow in (32, 0):
+        monkeypatch.setattr(linear_maps, "NARROW", narrow)
+        torch.manual_seed(0)
+        model = MODELS.load(name)(d_model=64, num_heads=4, num_layers=1).build(SPEC)
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            logits = model(torch.arange(24).view(2, 12))
+        logits.float().square().mean().backward()
+        results.append({key: parameter.grad for key, parameter in model.named_parameters()})
+    assert [x is None for x in joined] == [False]
+    for key, apart in results[1].items():
+        assert (results[0][key] - apart).norm() <= 2e-2 * apart.norm(), key
 
 
 @pytest.mark.parametrize("name", ["transformer++", "mamba3", "rwkv"])

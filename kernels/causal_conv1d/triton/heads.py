@@ -1,8 +1,9 @@
 """The convolution of channels that are heads of several results, of which the first ones have length one.
 
 One launch a result in each direction: it reads its channels of x and writes a tensor of its own, whose gradient comes
-back as one. All write one gradient of x. With p_t = sum_i w_i x_{t-(W-1)+i}, y_t = act(p_t), and for heads n = y r of
-length one with r = 1 / sqrt(|y|^2 + eps):
+back as one. All write one gradient of x, which has room for those of what stands behind x in its rows
+(`empty_in_rows`). With p_t = sum_i w_i x_{t-(W-1)+i}, y_t = act(p_t), and for heads n = y r of length one with
+r = 1 / sqrt(|y|^2 + eps):
 
     dy_t = r (dn_t - n_t sum n_t dn_t),    g_t = dy_t act'(p_t)
     dx_t = sum_i w_i g_{t+(W-1)-i},        dw_i = sum_t g_t x_{t-(W-1)+i}
@@ -30,7 +31,7 @@ from subquad.kernels.causal_conv1d.triton.forward import conv_fwd
 from subquad.kernels.causal_conv1d.triton.plan import is_channel_first
 from subquad.kernels.causal_conv1d.triton.steps import _channels, _load_taps, _sigmoid
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, empty_in_rows
 from subquad.kernels.sums import parameter_gradients
 
 CHUNK, GROUPS, UNROLLED = 32, 4, 4
@@ -160,7 +161,7 @@ class CausalConv1dHeads(OnceDifferentiable):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = saved(ctx)
         heads, num_unit, activation, eps = ctx.options
-        dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        dx = empty_in_rows(x)
         rows = x.shape[0] * cdiv(x.shape[1], GROUPS * CHUNK)
         partial = x.new_empty((rows, weight.numel()), dtype=torch.float32)
         for i, at, unit in _places(heads, num_unit):

@@ -98,8 +98,9 @@ class LaunchPlan:
 class Relaunch(NamedTuple):
     """A compiled kernel, and what `CompiledKernel.run` needs besides grid, stream and the first arguments."""
 
-    kernel: Any
-    """The kernel, which is kept so that no other one gets its id."""
+    kept: tuple[Any, Any]
+    """The kernel, so that no other one gets its id, and what Triton compiled, which Triton 3.9 unloads from the GPU
+    when nothing refers to it."""
     run: Callable[..., Any]
     function: Any
     metadata: Any
@@ -172,9 +173,17 @@ class Launcher:
             # only Triton's own launch calls a profiler's hook, and with its arguments
             given = named if plan is None else named | plan.named
             compiled = _launch_publicly(kernel, axes, given)
+            if compiled is None:
+                # the interpreter takes tensors of a GPU, too
+                self._tell(None, axes, ())
+                return
             num_first = min(len(named), sum(not parameter.is_constexpr for parameter in kernel.params))
             others = tuple(given[name] for name in kernel.arg_names[num_first:])
-            known[:] = [Relaunch(kernel, compiled.run, compiled.function, compiled.packed_metadata, num_first, others)]
+            known[:] = [
+                Relaunch(
+                    (kernel, compiled), compiled.run, compiled.function, compiled.packed_metadata, num_first, others
+                )
+            ]
         else:
             _, run, function, metadata, num_first, others = known[0]
             stream = self.current_stream(device)

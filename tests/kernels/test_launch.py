@@ -1,5 +1,6 @@
 """The launcher that keeps compiled kernels, with a kernel and tensors that only say what they are asked."""
 
+import gc
 from types import SimpleNamespace
 
 import pytest
@@ -62,6 +63,24 @@ def test_the_second_launch_does_not_ask_triton(planned):
     assert start.counts == (1, 1)
     # addresses, then constexprs in the order of the parameters, options left out
     assert start.kernel.started == [((7, 1, 1), (1, x.data_ptr(), None, 48, 0.5, 64, False))]
+
+
+def test_what_triton_compiled_is_kept_with_its_function():
+    """Triton 3.9 unloads a kernel from the GPU when nothing refers to what it compiled."""
+    start = Started()
+    start()
+    gc.collect()
+    assert start.kernel.compiled[0]() is not None
+
+
+def test_kernels_of_the_interpreter_take_tensors_of_a_gpu(monkeypatch):
+    start = Started()
+    monkeypatch.setattr(Kernel, "__getitem__", lambda kernel, grid: lambda **named: kernel.asked.append(named))
+    # they have no parameters either
+    del start.kernel.params
+    for _ in range(2):
+        start()
+    assert start.counts == (2, 0)
 
 
 def test_triton_is_asked_with_everything_by_name():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -78,9 +77,16 @@ def staged_digest(splits: Splits, stages: Sequence[Task], seed: int) -> str:
     return sha.hexdigest()
 
 
-def to_device(segment: Segment, device: torch.device) -> Segment:
-    """The same rows on the device."""
-    move = functools.partial(Tensor.to, device=device, non_blocking=True)
+def to_device(segment: Segment, device: torch.device, *, staged: bool = False) -> Segment:
+    """The same rows on the device.
+
+    staged: by way of memory that a GPU reads itself, so that the copy does not wait for the steps before it.
+    """
+
+    def move(rows: Tensor) -> Tensor:
+        rows = rows.pin_memory() if staged and device.type == "cuda" else rows
+        return rows.to(device, non_blocking=True)
+
     positions = None if segment.positions is None else move(segment.positions)
     return replace(segment, inputs=move(segment.inputs), targets=move(segment.targets), positions=positions)
 
@@ -106,6 +112,14 @@ def chunks(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
 def epoch_length(segments: tuple[Segment, ...], batch_size: int) -> int:
     """Batches of an epoch, the short last batch of each segment included."""
     return sum(-(-len(segment) // batch_size) for segment in segments)
+
+
+def steps_of_block(batch_size: int, length: int) -> int:
+    """Steps whose rows are drawn together from an endless stream of sequences of some length.
+
+    It is a power of two: tasks draw whole chunks of rows, and blocks that begin inside of a chunk would draw it twice.
+    """
+    return 1 << min(256, max(1, BLOCK_TOKENS // (batch_size * length))).bit_length() - 1
 
 
 class Order(Protocol):
@@ -187,7 +201,7 @@ class HostOrder(FiniteOrder):
         for gone in [other for other in self._coming if other not in wanted]:
             del self._coming[gone]
         # copied by this thread, because no other may use the device while a CUDA graph is recorded
-        segment = to_device(self._coming[step].result(), self.target)
+        segment = to_device(self._coming[step].result(), self.target, staged=True)
         return segment, torch.arange(len(segment), device=self.target)
 
     def close(self) -> None:
@@ -268,7 +282,7 @@ class FreshOrder:
         self.task, self.batch_size, self.seed, self.device = task, batch_size, seed, device
         self.epoch_steps = epoch_steps
         length = task.block(seed, 0, 1).inputs.shape[1]
-        self.block_steps = max(1, min(256, BLOCK_TOKENS // (batch_size * length)))
+        self.block_steps = steps_of_block(batch_size, length)
         self._rows = torch.arange(self.block_steps * batch_size, device=device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fresh-data")
         self._index = -1
@@ -282,7 +296,8 @@ class FreshOrder:
         index, position = divmod(step, self.block_steps)
         if index != self._index:
             ready = self._next if self._next is not None and index == self._index + 1 else None
-            self._block = to_device(ready.result() if ready is not None else self._draw(index), self.device)
+            drawn = ready.result() if ready is not None else self._draw(index)
+            self._block = to_device(drawn, self.device, staged=True)
             self._index = index
             self._next = self._thread.submit(self._draw, index + 1)
         assert self._block is not None

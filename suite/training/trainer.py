@@ -66,6 +66,8 @@ class Trainer(Worker):
         self.scores = Scores(self.run.task, self.device)
         self.graphs: BatchGraphs | None = None
         self.step, self.earlier_s, self.lr = 0, 0.0, 0.0
+        self._factor: float | None = None
+        """Factor of the rates that the optimizer has; None until it is set."""
         self._rehearsed: set[tuple[Any, ...]] = set()
         self.trained = False
         self.note, self.unsaved = "preparing", ""
@@ -192,7 +194,10 @@ class Trainer(Worker):
         position = self.course.position(self.step)
         planned = lr_factor(self.train, *position, self.ready.order.epoch_steps)
         factor = self.selection.plateau.factor * planned
-        self.lr = self.train.lr * factor
+        # a rate on the device takes a launch for each group
+        if factor == self._factor:
+            return
+        self._factor, self.lr = factor, self.train.lr * factor
         for group, lr in zip(self.ready.optimizer.param_groups, self.ready.base_lr, strict=True):
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr * factor)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from subquad.suite.contracts import Batch, Segment, Task
-from subquad.suite.training.data import BLOCK_TOKENS, FiniteOrder, load_splits, size_of, take
+from subquad.suite.training.data import FiniteOrder, load_splits, size_of, steps_of_block, take
 
 CPU = torch.device("cpu")
 SEED = 0
@@ -51,7 +51,7 @@ def feed(task: Task, batch_size: int) -> Feed:
     draw: Callable[[int], Batch]
     if task.fresh:
         length = task.block(SEED, 0, 1).inputs.shape[1]
-        rows = batch_size * max(1, min(256, BLOCK_TOKENS // (batch_size * length)))
+        rows = batch_size * steps_of_block(batch_size, length)
 
         def draw(index: int) -> Segment:
             return task.block(SEED, index, rows)

@@ -8,8 +8,9 @@ import torch
 
 from subquad import run_suite
 from subquad.suite.contracts import Batch
-from subquad.suite.training.data import FreshOrder
+from subquad.suite.training.data import FreshOrder, steps_of_block
 from subquad.tasks.associative_recall import AssociativeRecall
+from subquad.tasks.base import CHUNK_ROWS
 from subquad.tasks.data.rate import Feed, feed, measure
 from tests.stored import store
 from tests.suite.toy import Parity
@@ -50,6 +51,13 @@ def test_a_stream_is_drawn_in_the_blocks_of_a_run():
     order.close()
     assert torch.equal(source.draw(1).inputs, block.inputs)
     assert source.resident_bytes == 0
+
+
+def test_no_block_of_a_stream_begins_inside_of_a_chunk():
+    # 7 steps of 64 rows would fit, which are no whole chunks
+    assert (steps_of_block(64, 4112) * 64) % CHUNK_ROWS == 0
+    assert steps_of_block(64, 1) == 256
+    assert steps_of_block(64, 10**6) == 1
 
 
 def test_a_finite_task_is_drawn_in_the_batches_of_an_epoch():

@@ -8,12 +8,13 @@ h = R(-theta_t) dq_t:
     e_t = sum of dtheta from t on,   ddt_t = e_t . turn_t for each head,   dturn_t = sum over heads of dt_t e_t
 
 No k, q, theta or dtheta is kept or written, but theta before every tile, and the sum of dtheta over each tile. The part
-of e from within a tile enters ddt and dturn where dtheta is computed, and the part from behind it in two more passes
-over what is [batch, T, H] and [batch, T, R].
+of e from within a tile enters ddt and dturn where dtheta is computed, and the part from behind it in one more pass over
+what is [batch, T, H] and [batch, T, R].
 
-Layout:  all tensors dense. A program takes a tile of BLOCK_T positions of a sequence and goes through a group of heads,
-         so that it reads its rows of B and C once and adds their gradients up in registers. Gradients of biases are
-         summed over the positions of a program there, and over programs by `row_sums`.
+Layout:  all tensors dense. A program is one warp: it takes a tile of BLOCK_T positions of a sequence and goes through a
+         group of heads, so that it reads its rows of B and C once and adds their gradients up in registers. Gradients
+         of biases are summed over the positions of a program there, and over programs by `row_sums`.
+Angles:  quarters of a circle, so that what is left of a whole number of them is exact.
 float32: everything between a load and a store.
 Limits:  none; offsets are int64.
 Cost:    writes k and q, 2 H N s bytes a position for results of s bytes; backward reads their gradients, and writes
@@ -24,6 +25,7 @@ Cost:    writes k and q, 2 H N s bytes a position for results of s bytes; backwa
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -47,11 +49,14 @@ class Tuning(NamedTuple):
 
 
 INPUTS = ("B", "C", "B_bias", "C_bias", "dt", "turn")
-BLOCK_T = 16
+BLOCK_T = 8
 """Positions of a tile."""
-FORWARD, BACKWARD = Tuning(4, 16), Tuning(4, 4)
-TILES = 8
-"""Tiles that a sum along time takes at once."""
+# one warp waits for no other where it adds up along time
+FORWARD, BACKWARD = Tuning(1, 16), Tuning(1, 8)
+TILES, COLUMNS, HEADS = 64, 32, 32
+"""Tiles that a sum along time takes at once, and columns of them; heads whose angles a program adds up in a tile."""
+QUARTERS = tl.constexpr(2 / math.pi)
+"""Quarters of a circle in a radian."""
 
 
 @triton.jit
@@ -60,78 +65,101 @@ def _load(p, o, m):
 
 
 @triton.jit
-def _angles_kernel(
-    dt, turn, before,
+def _cos_sin(b_x):
+    """Cosine and sine of angles in quarters of a circle, to the last bit or two of float32; NaN for infinite ones.
+
+    What is left of a whole number of quarters is exact. The functions of the GPU's library take three times as many
+    instructions, and each has a path for angles that a multiple of pi in float32 cannot reduce.
+    """
+    b_whole = tl.floor(b_x + 0.5)
+    b_x -= b_whole
+    i_quarter = b_whole.to(tl.int32)
+    b_s = b_x * b_x
+    # polynomials of least error for |x| up to a half
+    b_sin = b_x * (1.57079632197 + b_s * (-0.645963478642 + b_s * (0.0796802280687 + b_s * -0.00460217700036)))
+    b_cos = -1.23370054484 + b_s * (0.253669275379 + b_s * (-0.0208604868321 + b_s * 0.000904410717367))
+    b_cos = 1.0 + b_s * b_cos
+    m_odd = (i_quarter & 1) != 0
+    b_first, b_second = tl.where(m_odd, b_sin, b_cos), tl.where(m_odd, b_cos, b_sin)
+    b_first = tl.where(((i_quarter + 1) & 2) != 0, -b_first, b_first)
+    return b_first, tl.where((i_quarter & 2) != 0, -b_second, b_second)
+
+
+@triton.jit
+def _tile_angles_kernel(
+    dt, turn, sums,
     T, H, num_t,
-    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, TILES: tl.constexpr,
+    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """theta before every tile of one head of a sequence, [batch, tiles, H, R]."""
-    i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
-    o_r, o_i = tl.arange(0, BLOCK_R), tl.arange(0, TILES)
-    m_r = o_r < R
-    b_theta = tl.zeros([BLOCK_R], tl.float32)
-    for i in range(0, num_t, TILES):
-        # sums of the tile in front of each, so that the sum up to a tile is not one from which its own is subtracted
-        o_t = (i - 1) * BLOCK_T + tl.arange(0, TILES * BLOCK_T)
-        m_t = (o_t >= 0) & (o_t < T)
-        b_dt = _load(dt, (i_b * T + o_t) * H + i_h, m_t)
-        b_turn = _load(turn, (i_b * T + o_t)[:, None] * R + o_r[None, :], m_t[:, None] & m_r[None, :])
-        b_sums = tl.sum(tl.reshape(b_dt[:, None] * b_turn, [TILES, BLOCK_T, BLOCK_R]), 1)
-        o_before = ((i_b * num_t + i + o_i) * H + i_h)[:, None] * R + o_r[None, :]
-        m = (i + o_i < num_t)[:, None] & m_r[None, :]
-        tl.store(before + o_before, b_theta[None, :] + tl.cumsum(b_sums, 0), mask=m)
-        b_theta += tl.sum(b_sums, 0)
+    """sums [batch, tiles, H, R]: by what a tile of a sequence turns a block of heads, in quarters of a circle."""
+    num_h = tl.cdiv(H, BLOCK_H)
+    i_t = (tl.program_id(0) // num_h).to(tl.int64)
+    o_h, o_r = tl.program_id(0) % num_h * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_R)
+    first = i_t % num_t * BLOCK_T
+    row = i_t // num_t * T + first
+    m_h, m_r = o_h < H, o_r < R
+    b_sums = tl.zeros([BLOCK_H, BLOCK_R], tl.float32)
+    for i in tl.static_range(BLOCK_T):
+        # a position behind the end has no heads
+        b_dt = _load(dt, (row + i) * H + o_h, o_h < tl.where(first + i < T, H, 0)) * QUARTERS
+        b_sums += b_dt[:, None] * _load(turn, (row + i) * R + o_r, o_r < tl.where(first + i < T, R, 0))[None, :]
+    tl.store(sums + (i_t * H + o_h[:, None]) * R + o_r[None, :], b_sums, mask=m_h[:, None] & m_r[None, :])
+
+
+@triton.jit
+def _along_tiles_kernel(sums, found, columns, num_t, REVERSE: tl.constexpr, TILES: tl.constexpr, COLUMNS: tl.constexpr):
+    """The sums over all tiles in front of each, less whole circles, or with REVERSE over all tiles behind it.
+
+    sums and found are [batch, tiles, columns].
+    """
+    num_x = tl.cdiv(columns, COLUMNS)
+    o_x, o_i = tl.program_id(0) % num_x * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, TILES)
+    o_b = (tl.program_id(0) // num_x).to(tl.int64) * num_t
+    m_x = (o_x < columns)[None, :]
+    b_before = tl.zeros([COLUMNS], tl.float32)
+    for j in range(0, num_t, TILES):
+        i = (tl.cdiv(num_t, TILES) - 1) * TILES - j if REVERSE else j
+        # sums of the tile beside each: a sum up to a tile is not one from which its own, maybe a large one, is taken
+        o_beside = i + o_i + 1 if REVERSE else i + o_i - 1
+        m = ((o_beside >= 0) & (o_beside < num_t))[:, None] & m_x
+        b_sums = _load(sums, (o_b + o_beside)[:, None] * columns + o_x[None, :], m)
+        b_found = b_before[None, :] + tl.cumsum(b_sums, 0, reverse=REVERSE)
+        b_before += tl.sum(b_sums, 0)
+        if not REVERSE:
+            # angles in quarters of a circle: none grows with the sequence
+            b_found -= 4.0 * tl.floor(b_found * 0.25 + 0.5)
+            b_before -= 4.0 * tl.floor(b_before * 0.25 + 0.5)
+        o_found = (o_b + i + o_i)[:, None] * columns + o_x[None, :]
+        tl.store(found + o_found, b_found, mask=(i + o_i < num_t)[:, None] & m_x)
 
 
 @triton.jit
 def _step_gradients_kernel(
-    turn, sums, part, after, ddt,
-    T, H, num_t,
-    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """ddt of one head of a sequence, from its part within tiles, and the sums of dtheta behind every tile.
-
-    sums and after are [batch, tiles, H, R], part and ddt [batch, T, H].
-    """
-    i_b, i_h = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H
-    o_r, o_i = tl.arange(0, BLOCK_R), tl.arange(0, TILES)
-    m_r = o_r < R
-    b_behind = tl.zeros([BLOCK_R], tl.float32)
-    for j in range(0, num_t, TILES):
-        i = (tl.cdiv(num_t, TILES) - 1) * TILES - j
-        o_after = ((i_b * num_t + i + o_i) * H + i_h)[:, None] * R + o_r[None, :]
-        # sums of the tile behind each: a large gradient takes no digits from what lies behind it
-        b_sums = _load(sums, o_after + H * R, (i + 1 + o_i < num_t)[:, None] & m_r[None, :])
-        b_after = b_behind[None, :] + tl.cumsum(b_sums, 0, reverse=True)
-        tl.store(after + o_after, b_after, mask=(i + o_i < num_t)[:, None] & m_r[None, :])
-        o_t = i * BLOCK_T + tl.arange(0, TILES * BLOCK_T)
-        b_turn = _load(turn, (i_b * T + o_t)[:, None] * R + o_r[None, :], (o_t < T)[:, None] & m_r[None, :])
-        b_turn = tl.reshape(b_turn, [TILES, BLOCK_T, BLOCK_R])
-        b_ddt = tl.reshape(tl.sum(b_turn * b_after[:, None, :], 2), [TILES * BLOCK_T])
-        o_ddt = (i_b * T + o_t) * H + i_h
-        tl.store(ddt + o_ddt, b_ddt + _load(part, o_ddt, o_t < T), mask=o_t < T)
-        b_behind += tl.sum(b_sums, 0)
-
-
-@triton.jit
-def _turn_gradients_kernel(
-    dt, after, part, dturn,
+    dt, turn, after, ddt_part, dturn_part, ddt, dturn,
     rows, T, H, num_t, groups,
-    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr,
+    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """dturn of a tile, from its parts [groups, batch T, R] within tiles."""
-    i_b, i_t = (tl.program_id(0) // num_t).to(tl.int64), tl.program_id(0) % num_t
-    o_r, o_t = tl.arange(0, BLOCK_R), i_t * BLOCK_T + tl.arange(0, BLOCK_T)
-    m_t, m_r = o_t < T, o_r < R
-    o_x = (i_b * T + o_t)[:, None] * R + o_r[None, :]
-    m_x = m_t[:, None] & m_r[None, :]
-    b_dturn = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
-    for i in range(groups):
-        b_dturn += _load(part, i * rows * R + o_x, m_x)
-    for i_h in range(H):
-        b_after = _load(after, ((i_b * num_t + i_t) * H + i_h) * R + o_r, m_r)
-        b_dturn += _load(dt, (i_b * T + o_t) * H + i_h, m_t)[:, None] * b_after[None, :]
-    tl.store(dturn + o_x, b_dturn, mask=m_x)
+    """ddt and dturn of a tile, from their parts [rows, H] and [groups, rows, R] within tiles.
+
+    after are the sums of dtheta behind every tile, [batch, tiles, H, R].
+    """
+    i_t = tl.program_id(0).to(tl.int64)
+    o_h, o_r = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_R)
+    m_h, m_r = o_h < H, o_r < R
+    first = i_t % num_t * BLOCK_T
+    row = i_t // num_t * T + first
+    o_after = (i_t * H + o_h[:, None]) * R + o_r[None, :]
+    b_after = _load(after, o_after, m_h[:, None] & m_r[None, :])
+    for i in tl.static_range(BLOCK_T):
+        # a position behind the end has neither pairs nor heads
+        m_x, m_y = o_r < tl.where(first + i < T, R, 0), o_h < tl.where(first + i < T, H, 0)
+        o_x, o_y = (row + i) * R + o_r, (row + i) * H + o_h
+        b_dturn = tl.sum(_load(dt, o_y, m_y)[:, None] * b_after, 0)
+        for i_g in range(groups):
+            b_dturn += _load(dturn_part, i_g * rows * R + o_x, m_x)
+        tl.store(dturn + o_x, b_dturn, mask=m_x)
+        b_ddt = tl.sum(_load(turn, o_x, m_x)[None, :] * b_after, 1)
+        tl.store(ddt + o_y, b_ddt + _load(ddt_part, o_y, m_y), mask=m_y)
 
 
 @triton.jit
@@ -160,8 +188,8 @@ def _rotated_keys_fwd_kernel(
     for i_h in range(first, tl.minimum(first + heads, H)):
         o_h = (o_t * H + i_h)[:, None]
         b_dt = _load(dt, o_t * H + i_h, m_t)[:, None]
-        b_theta = tl.cumsum(b_dt * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
-        b_cos, b_sin = tl.cos(b_theta), tl.sin(b_theta)
+        b_theta = tl.cumsum(b_dt * QUARTERS * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
+        b_cos, b_sin = _cos_sin(b_theta)
         o_b, m_b = i_h * N + o_r, o_r < R
         b_b1, b_b2 = b_B1 + _load(B_bias, o_b, m_b)[None, :], b_B2 + _load(B_bias, o_b + R, m_b)[None, :]
         b_c1, b_c2 = b_C1 + _load(C_bias, o_b, m_b)[None, :], b_C2 + _load(C_bias, o_b + R, m_b)[None, :]
@@ -193,7 +221,8 @@ def _rotated_keys_bwd_kernel(
     groups = tl.cdiv(H, heads)
     i_g, i_t = tl.program_id(0) % groups, (tl.program_id(0) // groups).to(tl.int64)
     o_t = i_t % num_t * BLOCK_T + tl.arange(0, BLOCK_T)
-    o_r, o_n = tl.arange(0, BLOCK_R), 2 * R + tl.arange(0, BLOCK_REST)
+    # a thread that loaded more than two channels of a position would share sums over positions with as many threads
+    o_r, o_n = tl.max_contiguous(tl.arange(0, BLOCK_R), 2), tl.max_contiguous(2 * R + tl.arange(0, BLOCK_REST), 2)
     m_t, m_b, m_rest = o_t < T, o_r < R, o_n < N
     o_t += i_t // num_t * T
     m_r, m_n = m_t[:, None] & m_b[None, :], m_t[:, None] & m_rest[None, :]
@@ -216,8 +245,8 @@ def _rotated_keys_bwd_kernel(
             tl.store(p_b + o_n, tl.sum(b_g, 0), mask=m_rest)
             tl.store(p_c + o_n, tl.sum(b_h, 0), mask=m_rest)
         b_dt = _load(dt, o_t * H + i_h, m_t)[:, None]
-        b_theta = tl.cumsum(b_dt * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
-        b_cos, b_sin = tl.cos(b_theta), tl.sin(b_theta)
+        b_theta = tl.cumsum(b_dt * QUARTERS * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
+        b_cos, b_sin = _cos_sin(b_theta)
         o_b = i_h * N + o_r
         b_b1, b_b2 = b_B1 + _load(B_bias, o_b, m_b)[None, :], b_B2 + _load(B_bias, o_b + R, m_b)[None, :]
         b_c1, b_c2 = b_C1 + _load(C_bias, o_b, m_b)[None, :], b_C2 + _load(C_bias, o_b + R, m_b)[None, :]
@@ -258,12 +287,6 @@ class Plan(NamedTuple):
     rest: dict[str, Any]
     """Arguments of the large kernels alone."""
 
-    @property
-    def along_time(self) -> dict[str, Any]:
-        """Arguments of kernels whose programs walk along time."""
-        tiles = min(TILES, power_of_2(self.numbers["num_t"]))
-        return {**self.numbers, **self.blocks, "TILES": tiles, "num_warps": 4}
-
 
 def _plan(B: Tensor, dt: Tensor, turn: Tensor, tuning: Tuning) -> Plan:
     (batch, length, states), heads, pairs = B.shape, dt.shape[2], turn.shape[2]
@@ -277,12 +300,26 @@ def _plan(B: Tensor, dt: Tensor, turn: Tensor, tuning: Tuning) -> Plan:
     return Plan(batch * num_t, cdiv(heads, in_group), numbers, blocks, {"heads": in_group, **blocks, **more})
 
 
+def _along_tiles(sums: Tensor, batch: int, *, reverse: bool) -> Tensor:
+    """The sums over all tiles of a sequence in front of or behind each, [tiles of all sequences, H, R]."""
+    found, num_t, columns = torch.empty_like(sums), len(sums) // batch, sums[0].numel()
+    launch(
+        _along_tiles_kernel, batch * cdiv(columns, COLUMNS), sums=sums, found=found, columns=columns, num_t=num_t,
+        REVERSE=reverse, TILES=min(TILES, power_of_2(num_t)), COLUMNS=COLUMNS, num_warps=4,
+    )  # fmt: skip
+    return found
+
+
 def _angles(B: Tensor, dt: Tensor, turn: Tensor) -> Tensor:
-    """theta before every tile, [batch, tiles, H, R]."""
+    """theta before every tile, [tiles of all sequences, H, R]."""
     work, (batch, _, heads) = _plan(B, dt, turn, FORWARD), dt.shape
-    before = torch.empty(work.tiles, heads, turn.shape[2], dtype=torch.float32, device=B.device)
-    launch(_angles_kernel, batch * heads, dt=dt, turn=turn, before=before, **work.along_time)
-    return before
+    sums = torch.empty(work.tiles, heads, turn.shape[2], dtype=torch.float32, device=B.device)
+    block = min(HEADS, power_of_2(heads))
+    launch(
+        _tile_angles_kernel, work.tiles * cdiv(heads, block), dt=dt, turn=turn, sums=sums, **work.numbers,
+        **work.blocks, BLOCK_H=block, num_warps=4,
+    )  # fmt: skip
+    return _along_tiles(sums, batch, reverse=False)
 
 
 def _forward(tensors: tuple[Tensor, ...], before: Tensor, dtype: torch.dtype) -> Tensor:
@@ -308,7 +345,7 @@ def _backward(tensors: list[Tensor], before: Tensor, dkeys: Tensor, dqueries: Te
 
     dB, dC = empty(work.groups, *B.shape), empty(work.groups, *B.shape)
     dB_bias, dC_bias = empty(work.tiles, B_bias.numel()), empty(work.tiles, B_bias.numel())
-    sums, after = empty(work.tiles, heads, pairs), empty(work.tiles, heads, pairs)
+    sums = empty(work.tiles, heads, pairs)
     ddt, dturn = empty(*dt.shape), empty(*turn.shape)
     ddt_part, dturn_part = empty(*dt.shape), empty(work.groups, *turn.shape)
     rows = {"rows": batch * length}
@@ -317,13 +354,11 @@ def _backward(tensors: list[Tensor], before: Tensor, dkeys: Tensor, dqueries: Te
         dkeys=dense(dkeys), dqueries=dense(dqueries), dB=dB, dC=dC, dB_bias=dB_bias, dC_bias=dC_bias, sums=sums,
         ddt=ddt_part, dturn=dturn_part, **rows, **work.numbers, **work.rest,
     )  # fmt: skip
+    after, block = _along_tiles(sums, batch, reverse=True), power_of_2(heads)
     launch(
-        _step_gradients_kernel, batch * heads, turn=turn, sums=sums, part=ddt_part, after=after, ddt=ddt,
-        **work.along_time,
-    )  # fmt: skip
-    launch(
-        _turn_gradients_kernel, work.tiles, dt=dt, after=after, part=dturn_part, dturn=dturn, **rows, **work.numbers,
-        groups=work.groups, **work.blocks, num_warps=4,
+        _step_gradients_kernel, work.tiles, dt=dt, turn=turn, after=after, ddt_part=ddt_part, dturn_part=dturn_part,
+        ddt=ddt, dturn=dturn, **rows, **work.numbers, groups=work.groups, **work.blocks, BLOCK_H=block,
+        num_warps=max(1, min(8, block // 32)),
     )  # fmt: skip
     dB, dC = (x[0] if work.groups == 1 else x.sum(0) for x in (dB, dC))
     dB_bias, dC_bias = (row_sums(x).view(B_bias.shape) for x in (dB_bias, dC_bias))

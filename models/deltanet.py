@@ -33,6 +33,7 @@ language models start them normally with `init_std`. The epsilon of |q| and |k| 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -45,7 +46,7 @@ from subquad.kernels.delta_rule import delta_rule, delta_rule_step
 from subquad.kernels.forget_gate import forget_gate
 from subquad.kernels.norm import GateActivation
 from subquad.models.backbone import BackboneConfig, SwiGLUConfig
-from subquad.models.parts.casts import at_least_float32, autocast_dtype, rate_of
+from subquad.models.parts.casts import at_least_float32, autocast_dtype
 from subquad.models.parts.initial import reset_taps, step_bias
 from subquad.models.parts.linear import Linear, ResidualLinear, linear_behind
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
@@ -162,11 +163,11 @@ class DeltaMixer(FusedStepMixer):
         """[..., H] or [..., H, K], in float32 or wider."""
         if read.decay is None:
             return None
-        logits, rate = read.decay, rate_of(self.log_A)
+        gate = partial(forget_gate, bias=self.dt_bias, log_rate=self.log_A, complement=False)
         if self.decay == "head":
-            return forget_gate(logits, bias=self.dt_bias, rate=rate, complement=False)[0]
-        logits = step_linear(self.decay_up, logits)
-        log_decay = keep(lambda: forget_gate(logits, bias=self.dt_bias, rate=rate, complement=False)[0])
+            return gate(read.decay)[0]
+        logits = step_linear(self.decay_up, read.decay)
+        log_decay = keep(lambda: gate(logits)[0])
         return log_decay.unflatten(-1, (self.num_heads, self.key_dim))
 
     def _sigmoid(self, logits: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ def _with_layer(op: Callable[..., Any]) -> Callable[..., Any]:
     In late layers the bounds are near 1 and the logarithms of the gates near 0, which tests no accuracy.
     """
 
-    def run(x: Tensor, logits: Tensor | None = None, bias: Tensor | None = None, rate: Tensor | None = None) -> Any:
+    def run(x: Tensor, logits: Tensor | None = None, bias: Tensor | None = None, log_rate: Tensor | None = None) -> Any:
         if logits is not None:
             return op(x, logits, layer=min(1, len(logits) - 1))
-        return op(x, damping=8.0) if rate is None else op(x, bias=bias, rate=rate)
+        return op(x, damping=8.0) if log_rate is None else op(x, bias=bias, log_rate=log_rate)
 
     return run
 
@@ -38,7 +38,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
     if shape["gate"] == "rated":
         wide = torch.promote_types(dtype, torch.float32)
         inputs["bias"] = normal(generator, wide, width)
-        inputs["rate"] = uniform(generator, wide, 0.5, 2.0, sizes(shape, "H")[0])
+        inputs["log_rate"] = uniform(generator, wide, -0.7, 0.7, sizes(shape, "H")[0])
     return inputs
 
 
@@ -73,7 +73,7 @@ WORKLOAD = Workload(
     short=at_most(R=70, D=144),
     implementations=ours(forget_gate, _with_layer),
     shapes={"quick": PAPER[:1], "paper": PAPER},
-    keep=("logits", "bias", "rate"),
+    keep=("logits", "bias", "log_rate"),
     small=(
         {"R": 3, "D": 20, "O": 4, "gate": "bounded"},
         {"R": 3, "D": 20, "O": 1, "gate": "damped"},

@@ -22,7 +22,7 @@ def test_large_inputs_equal_plain_pytorch_in_double_precision(size, options, dty
         parameters["logits"] = torch.randn(24, size[1], generator=g, device="cuda")
     elif not options:
         parameters["bias"] = torch.randn(size[1], generator=g, device="cuda")
-        parameters["rate"] = torch.rand(size[1] // 11 if size[1] % 11 == 0 else 8, generator=g, device="cuda") + 0.5
+        parameters["log_rate"] = torch.rand(size[1] // 11 if size[1] % 11 == 0 else 8, generator=g, device="cuda") - 0.5
 
     def results(backend, cast):
         leaves = {name: cast(z).requires_grad_() for name, z in {"x": x, **parameters}.items()}

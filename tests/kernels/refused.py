@@ -80,7 +80,7 @@ CALLS = {
     "embedding": of_function(embedding, tokens=ints(0, 2, 1), weight=ones(3, 2)),
     "float32_matmul with bias": of_function(float32_matmul, a=ones(3, 4), b=ones(4, 3), bias=ones(3), out=ones(3, 3)),
     "forget_gate": of_function(forget_gate, x=ones(2, 3)),
-    "forget_gate with a rate": of_function(forget_gate, x=ones(2, 4), bias=ones(4), rate=ones(2)),
+    "forget_gate with a rate": of_function(forget_gate, x=ones(2, 4), bias=ones(4), log_rate=ones(2)),
     "forget_gate of a layer": of_function(forget_gate, x=ones(2, 3), logits=ones(4, 3), layer=1),
     "gated_linear_attention of B 1": of_workload("gated_linear_attention", 4),
     "gated_slot_attention of B 2": of_workload("gated_slot_attention", 1),
@@ -243,9 +243,9 @@ REFUSED = {
     ],
     "forget_gate with a rate": [
         ("bias must be [4] to go with x, got [3]", {"bias": less(0)}),
-        ("rate must be [H] with H a divisor of 4, got [3]", {"rate": ones(3)}),
-        ("bias and rate go together, and without logits", {"bias": None}),
-        ("bias and rate go together, and without logits", {"logits": ones(4, 4), "layer": 1}),
+        ("log_rate must be [H] with H a divisor of 4, got [3]", {"log_rate": ones(3)}),
+        ("bias and log_rate go together, and without logits", {"bias": None}),
+        ("bias and log_rate go together, and without logits", {"logits": ones(4, 4), "layer": 1}),
         ("damping must be 1 with logits or a rate, got 2.0", {"damping": 2.0}),
     ],
     "forget_gate of a layer": [

@@ -22,7 +22,7 @@ def make_inputs(*size, options):
     if options == "rated":
         heads = next(n for n in (5, 7, 1) if size[-1] % n == 0)
         inputs["bias"] = torch.randn(size[-1], generator=g, dtype=torch.float64)
-        inputs["rate"] = torch.rand(heads, generator=g, dtype=torch.float64) + 0.5
+        inputs["log_rate"] = torch.rand(heads, generator=g, dtype=torch.float64) - 0.5
     return inputs
 
 
@@ -34,7 +34,7 @@ def test_results_are_those_of_the_equations(backend, dtype, options, size):
     given = OPTIONS[options]
     op, reference = partial(forget_gate, backend=backend, **given), partial(forget_gate_reference, **given)
     keep = ("x",) if dtype == torch.float32 else ()
-    keep = (*keep, "logits", "bias", "rate")
+    keep = (*keep, "logits", "bias", "log_rate")
     assert_matches_reference(op, reference, make_inputs(*size, options=options), dtype=dtype, keep=keep, device=DEVICE)
 
 
@@ -45,3 +45,14 @@ def test_neither_a_nor_its_complement_rounds_to_zero(backend):
     exact = forget_gate_reference(x.double(), damping=8.0)
     torch.testing.assert_close(log_a.double(), exact[0], rtol=1e-6, atol=0.0)
     torch.testing.assert_close(rest.double(), exact[1], rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_rate_without_bound_has_finite_gradients(backend):
+    x, bias = (torch.randn(*size, device=DEVICE, requires_grad=True) for size in ((3, 4), (4,)))
+    log_rate = torch.tensor([1e3, 0.0], device=DEVICE, requires_grad=True)
+    log_a, _ = forget_gate(x, bias=bias, log_rate=log_rate, complement=False, backend=backend)
+    assert (log_a[:, :2] < -1e30).all()
+    gradients = torch.autograd.grad(log_a.exp().sum(), [x, bias, log_rate])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert gradients[2][0] == 0 != gradients[2][1]

@@ -208,7 +208,13 @@ def _forget_gate(draw: Draw) -> Iterator[Call]:
     both = _pair(forget_gate, forget_gate_reference)
     yield Call("damped", both, {"x": draw(3, 4), "damping": 8.0})
     yield Call("bounded", both, {"x": draw(3, 4), "logits": draw(5, 4), "layer": 2})
-    yield Call("rated", both, {"x": draw(3, 4), "bias": draw(4), "rate": draw(2, low=0.5, high=2.0)})
+
+    def of_rate(op: Callable[..., Any]) -> Callable[..., Any]:
+        # the record was made when the operator took the rate, and not its logarithm
+        return lambda x, bias, rate: op(x, bias=bias, log_rate=rate.log())
+
+    rated = {name: of_rate(op) for name, op in both.items()}
+    yield Call("rated", rated, {"x": draw(3, 4), "bias": draw(4), "rate": draw(2, low=0.5, high=2.0)})
 
 
 def _gated_linear_attention(draw: Draw) -> Iterator[Call]:

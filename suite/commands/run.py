@@ -16,6 +16,7 @@ from subquad.suite.commands.planning import Data, Only, Scale, Seeds
 from subquad.suite.commands.repository import (
     LOCAL,
     Device,
+    Experiment,
     ExperimentNames,
     Plugins,
     Repository,
@@ -134,7 +135,10 @@ def run(
     if dry_run:
         # a cluster takes as many runs at a time as fit, unless it is told how many
         alone = None if jobs == AUTO or executor != "local" else 1
-        _print_dry_run(console, call, repository, scale, call.settings.jobs or alone)
+        changes = "".join(f" --set {shlex.quote(text)}" for text in overrides or ())
+        changes += "" if data is None else f" --data {shlex.quote(str(data))}"
+        options = f"{_plugin_options(plugins)}{changes}{_results_option(call.results)}"
+        _print_dry_run(console, call, repository, scale, call.settings.jobs or alone, options)
         return
     _print_stored(console, call, retry_failed)
 
@@ -173,12 +177,20 @@ def _report_commands(
     """Returns the commands that show the runs of a call, given its options and the names of all experiments."""
     # a folder elsewhere is not found by its name, nor are rows or a plugin that are not named again; runs with another
     # value than those of the grid are no part of its table
-    places = [one.name if one.name in known else shown(one.path.parent) for one in call.experiments]
-    options = "".join(f" --plugin {shlex.quote(name)}" for name in plugins)
+    options = _plugin_options(plugins)
     options += "" if scale is None else f" --scale {scale}"
     options += "".join(f" --by {key}" for key in _changed(overrides, call))
     options += _results_option(call.results)
-    return "; ".join(f"{CALL} report {shlex.quote(str(place))}{options}" for place in places)
+    return "; ".join(f"{CALL} report {_place(one, known)}{options}" for one in call.experiments)
+
+
+def _place(experiment: Experiment, known: Container[str]) -> str:
+    """Returns the word by which another command finds an experiment: its name, or a folder elsewhere."""
+    return shlex.quote(experiment.name if experiment.name in known else str(shown(experiment.path.parent)))
+
+
+def _plugin_options(plugins: Iterable[str] | None) -> str:
+    return "".join(f" --plugin {shlex.quote(name)}" for name in plugins or ())
 
 
 def _results_option(results: Path) -> str:
@@ -224,10 +236,13 @@ def _changed(overrides: Sequence[str], call: Call) -> list[str]:
     return [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
 
 
-def _print_dry_run(console: Console, call: Call, repository: Repository, scale: str | None, jobs: int | None) -> None:
+def _print_dry_run(
+    console: Console, call: Call, repository: Repository, scale: str | None, jobs: int | None, options: str
+) -> None:
     """Prints the plan, the time that it will take, and why a part of it cannot run here.
 
     jobs: runs at a time; None where that is not known.
+    options: what another command needs to know the same runs.
     """
     from subquad.suite.runner import UNNEEDED
     from subquad.suite.store import storage
@@ -257,7 +272,9 @@ def _print_dry_run(console: Console, call: Call, repository: Repository, scale: 
     left = [run for run in call.todo if run.run_id not in call.elsewhere]
     lines = estimate(left, stored, skipped, jobs=jobs)
     if left and not lines:
-        command = measuring([item.run for item in call.planned], left[0])
+        (experiment,) = (one for one in call.experiments if one.name == left[0].experiment)
+        command = f"{CALL} run {_place(experiment, repository.experiments())}{options}"
+        command += measuring([item.run for item in call.planned], left[0])
         lines = [f"no run like these is stored; one run shows how long they take: {command}{repository.unfetched}"]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -379,11 +396,11 @@ def _print_settings(settings: Mapping[str, str]) -> None:
 
 
 def measuring(runs: Sequence[Run], todo: Run) -> str:
-    """The command that carries out one of the runs, which shows how long they take."""
+    """The options of `run` that choose one of the runs."""
     flat = _flat(runs)
     values = flat[[item.run_id for item in runs].index(todo.run_id)]
     varying = [key for key in values if len({other.get(key) for other in flat}) > 1]
     chosen = [key for key in _told_apart(flat, varying)[0] if key not in ("seed", "data") and key in values]
-    filters = " ".join(f"--only {shlex.quote(f'{key}={values[key].strip(chr(34))}')}" for key in chosen)
+    filters = "".join(f" --only {shlex.quote(f'{key}={values[key].strip(chr(34))}')}" for key in chosen)
     seed = f" --seeds {values['seed']}," if "seed" in values else ""
-    return f"{CALL} run {todo.experiment} --scale {todo.scale}{seed}{' ' * bool(filters)}{filters}"
+    return f" --scale {todo.scale}{seed}{filters}"

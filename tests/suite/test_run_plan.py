@@ -8,6 +8,7 @@ import shlex
 from hypothesis import given
 from hypothesis import strategies as st
 
+from subquad.run_suite import HOME
 from subquad.suite.commands.run import _told_apart
 
 KEYS = ("task.name", "task.length", "model.name", "train.lr", "seed")
@@ -38,8 +39,23 @@ def test_what_runs_share_and_what_follows_from_a_model_is_said_once(command_line
     assert max(map(len, plan.partition("\n64 runs")[0].splitlines())) <= 120
 
 
+OWN_GRID = """title: own
+baseline:
+  task: {name: flip-flop, length: 8, num_train: 64, num_test: 16}
+  model: {name: gla, num_layers: 1, d_model: 8}
+  train: {steps: 2, batch_size: 8, lr: 1.0e-3}
+sweep: {model.name: [gla, my-mixer]}
+"""
+
+
 def test_where_no_run_is_stored_the_plan_has_the_command_that_measures_one(command_line, tmp_path):
-    plan = command_line("run", "mamba/figure5", "--scale", "small", "--dry-run", "--results", tmp_path).stdout
-    (command,) = re.findall(r"one run shows how long they take: python run_suite.py (.*)", plan)
-    measured = command_line(*shlex.split(command), "--dry-run", "--results", tmp_path).stdout
-    assert "1 run, 1 to do" in measured
+    """Also of a grid elsewhere with plugins, whose runs no command knows by its name alone."""
+    own = tmp_path / "of mine"
+    own.mkdir()
+    (own / "grid.yaml").write_text(OWN_GRID)
+    plugins = [word for name in ("my_task", "my_mixer") for word in ("--plugin", HOME / "examples" / f"{name}.py")]
+    for words in (["mamba/figure5", "--scale", "small"], [own, *plugins, "--set", "train.lr=1e-2,2e-2"]):
+        plan = command_line("run", *words, "--dry-run", "--results", tmp_path).stdout
+        (command,) = re.findall(r"one run shows how long they take: python run_suite.py (.*)", plan)
+        measured = command_line(*shlex.split(command), "--dry-run").stdout
+        assert "1 run, 1 to do" in measured, command

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.norm import GateActivation, Kind, norm
-from subquad.models.parts.casts import at_least_float32, autocast_dtype
+from subquad.models.parts.casts import autocast_dtype
 
 NormKind = Literal["layer", "rms", "batch"]
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    """The dtype of x, or float32 where that is wider; x itself is not cast."""
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class BatchNorm(nn.BatchNorm1d):
@@ -24,7 +29,7 @@ class LayerNorm(nn.LayerNorm):
     """(x - mean(x)) / std(x) * weight + bias over the last axis, in float32 or wider."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return norm(x, self.weight, self.bias, kind="layer", eps=self.eps, out_dtype=at_least_float32(x).dtype)
+        return norm(x, self.weight, self.bias, kind="layer", eps=self.eps, out_dtype=_wide(x))
 
 
 class RMSNorm(nn.RMSNorm):
@@ -32,7 +37,7 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.eps is not None
-        return norm(x, self.weight, eps=self.eps, out_dtype=at_least_float32(x).dtype)
+        return norm(x, self.weight, eps=self.eps, out_dtype=_wide(x))
 
     def before_product(
         self,
@@ -103,7 +108,7 @@ class HeadNorm(nn.GroupNorm):
             gate_activation=gate_activation,
             skip=skip,
             skip_scale=skip_scale,
-            out_dtype=at_least_float32(x).dtype if gate is None else gate.dtype,
+            out_dtype=_wide(x) if gate is None else gate.dtype,
         )
         return (y if isinstance(y, Tensor) else y[0]).flatten(-2)
 
@@ -134,7 +139,7 @@ def add_norm(
     assert module.eps is not None
     bias = module.bias if isinstance(module, LayerNorm) else None
     kind: Kind = "layer" if isinstance(module, LayerNorm) else "rms"
-    dtype = out_dtype or at_least_float32(residual).dtype
+    dtype = out_dtype or _wide(residual)
     if branch is None:
         return norm(residual, module.weight, bias, kind=kind, eps=module.eps, out_dtype=dtype), residual
     return norm(branch, module.weight, bias, kind=kind, eps=module.eps, residual=residual, out_dtype=dtype)

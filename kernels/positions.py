@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +71,8 @@ def bounded_exp(log: Tensor, most: float = LARGEST_LOG) -> Tensor:
 
     A diagonal system has a limit for long steps, which it reaches far below, and infinity times zero is NaN.
     """
-    return at_least_float32(log).clamp(max=most).exp()
+    # the same as a clamp, whose gradient takes three launches in place of one
+    return F.hardtanh(at_least_float32(log), -math.inf, most).exp()
 
 
 def check_positions(

@@ -23,11 +23,12 @@ Departures from the paper:
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from subquad.kernels.autograd import OnceDifferentiable
 from subquad.kernels.lti_ssm import ContinuousSystem, DiagonalSystem, lti_ssm, lti_ssm_step
 from subquad.kernels.ssm_kernel import ssm_kernel
 from subquad.models.backbone import BackboneConfig
@@ -37,11 +38,42 @@ from subquad.models.parts.finite_filter import FiniteFilter
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import NormKind
 from subquad.models.parts.time_axis import LeftPadding, blank
-from subquad.models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies
+from subquad.models.s4d import SSMLayer, State, check_ssm, fill_log_uniform, skew_hippo_frequencies, step_sizes
 from subquad.suite.bounds import Positive, Width
 from subquad.suite.contracts import TaskSpec
 
 Variant = Literal["dss-softmax", "dss-exp", "dss-exp-no-scale"]
+
+
+class Stretched(OnceDifferentiable):
+    """(a, b [N], r [D, 1], W [..., D, N]) to s = a + i r b, None, and W s / (a + i b), all complex but a, b and r.
+
+    The operator divides W by the eigenvalues s that it is given. torch's own derivatives of complex products and
+    quotients are some forty launches on tensors that are smaller than one.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, r: Tensor, W: Tensor) -> tuple[Tensor, None, Tensor]:
+        turned = r * b
+        stretched = torch.complex(a.expand_as(turned), turned)
+        inverse = torch.complex(a, b).reciprocal_()
+        gain = stretched * inverse
+        ctx.save_for_backward(b, r, W, inverse, gain)
+        return stretched, None, W * gain
+
+    @staticmethod
+    def backward(ctx: Any, ds: Tensor, _: None, dgained: Tensor) -> tuple[Tensor, ...]:
+        b, r, W, inverse, gain = ctx.saved_tensors
+        # the conjugate gradient of a holomorphic function is a product without further conjugates
+        dgained = torch.conj_physical(dgained)
+        dgain = dgained * W
+        dgain = (dgain if W.ndim == 2 else dgain.sum(0)) * inverse
+        dW = (dgained * gain).conj_physical_()
+        # of s, and of the divisor
+        da = torch.view_as_real(torch.conj_physical(dgain).add_(ds))
+        dlambda = torch.view_as_real((dgain * gain).sum(0))
+        dturned = da[..., 1]
+        return da[..., 0].sum(0) - dlambda[:, 0], (dturned * r).sum(0) + dlambda[:, 1], (dturned * b).sum(1, True), dW
 
 
 class DSS(Mixer):
@@ -104,18 +136,17 @@ class DSS(Mixer):
         real = at_least_float32(self.Lambda_re)
         real = real if self.variant == "dss-softmax" else -bounded_exp(real)
         imaginary = at_least_float32(self.Lambda_im)
-        eigenvalues = torch.complex(real, imaginary)
         W = torch.view_as_complex(at_least_float32(self.W))
-        dt = bounded_exp(self.log_dt) * self.step_scale
         if not self.separate_dt:
-            return eigenvalues, None, W, dt
-        dt = dt[:, 0]
+            return torch.complex(real, imaginary), None, W, step_sizes(self.log_dt, self.step_scale)
+        log_dt, other = self.log_dt.unbind(1)
+        dt = step_sizes(log_dt, self.step_scale)
         # the ratio of two steps that are too small for a float32 is not theirs
-        turned = imaginary * bounded_exp(self.log_dt[:, 1:] - self.log_dt[:, :1])
-        stretched = torch.complex(real.expand_as(turned), turned)
-        # the operator divides by the eigenvalues that it is given
-        gain = 1 if self.variant == "dss-exp-no-scale" else stretched / eigenvalues
-        return stretched, None, W * gain, dt
+        turned = bounded_exp(other - log_dt).unsqueeze(1)
+        if self.variant == "dss-exp-no-scale":
+            turned = imaginary * turned
+            return torch.complex(real.expand_as(turned), turned), None, W, dt
+        return (*Stretched.apply(real, imaginary, turned, W), dt)
 
     def _system_of_step(self) -> DiagonalSystem | ContinuousSystem:
         """The parameters as they are, for a step that discretizes them itself, where they have the form for that."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, not_saved
+from subquad.kernels.autograd import Function, OnceDifferentiable, needs_gradient, not_saved
 from subquad.kernels.backend import chooses_triton, on_device_of, record
 
 
@@ -50,6 +50,25 @@ def correlated(x_hat: Tensor, g_hat: Tensor, size: int) -> Tensor:
     """IFFT(sum over sequences of conj(X) G), [D, size]; G is overwritten."""
     # computed as conj(sum of X conj(G)): the conjugate of the sum has only [D, size / 2 + 1] elements
     return torch.fft.irfft(g_hat.conj_physical_().mul_(x_hat).sum(0).conj(), n=size)
+
+
+class WithSkip(Function):
+    """`with_skip`, whose gradients are views of one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, taps: Tensor, skip: Tensor) -> Tensor:
+        whole = taps.clone()
+        whole[:, 0].add_(skip)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient[:, 0]
+
+
+def with_skip(taps: Tensor, skip: Tensor) -> Tensor:
+    """Taps [D, L] that include a skip [D], which is a tap at lag zero."""
+    return WithSkip.apply(taps, skip)
 
 
 class CircularConv(OnceDifferentiable):
@@ -110,9 +129,9 @@ def fft_conv_chunked(
     length, dtype = u.shape[1], u.dtype
     wide = torch.promote_types(torch.promote_types(u.dtype, filter.dtype), torch.float32)
     v = u.to(wide) if gate_in is None else gate_in.to(wide) * u.to(wide)
-    taps = filter[:, :length].to(wide)
+    # the gradient of a slice is a copy, also where the slice is all
+    taps = (filter if filter.shape[1] <= length else filter[:, :length]).to(wide)
     if D is not None:
-        # the skip is the tap at lag zero
-        taps = torch.cat([taps[:, :1] + D.to(wide).unsqueeze(1), taps[:, 1:]], dim=1)
+        taps = with_skip(taps, D.to(wide))
     y = circular_conv(v, taps, fast_length(length + taps.shape[1] - 1), backend)
     return (y if gate_out is None else gate_out.to(wide) * y).to(dtype)

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subquad.kernels.fft_conv import fft_conv
-from subquad.kernels.fft_conv.chunked import circular_conv, fast_length
+from subquad.kernels.fft_conv.chunked import circular_conv, fast_length, with_skip
 from subquad.kernels.ssm_kernel import Discretization, ssm_kernel
-from subquad.kernels.ssm_kernel.chunked import vandermonde_product, widen
+from subquad.kernels.ssm_kernel.chunked import filter_dtype, vandermonde_product, widen
 from subquad.kernels.ssm_kernel.discretize import discretize, split_softmax
 
 TOEPLITZ_MAX_LENGTH = 128
@@ -52,7 +52,7 @@ def lti_ssm_chunked(
     backend: how the filter is made and applied.   toeplitz_max_length: longest sequence for a Toeplitz product.
     """
     dtype, steps = u.dtype, u.shape[1]
-    wide = torch.promote_types(u.dtype, widen(A, B, C, dt)[-1])
+    wide = torch.promote_types(u.dtype, filter_dtype(A, B, C, dt))
     filter_of = partial(
         ssm_kernel, A, B, dt=dt, length=steps, conj_pairs=conj_pairs, discretization=discretization,
         normalize_over=length, detach_maximum=detach_maximum, backend=backend,
@@ -63,8 +63,7 @@ def lti_ssm_chunked(
         return fft_conv(u, forward, D=D, gate_in=gate_in, gate_out=gate_out, backend=backend), None
     v = u.to(wide) if gate_in is None else gate_in.to(wide) * u.to(wide)
     if D is not None:
-        # the skip is the tap at lag zero
-        forward = torch.cat([forward[:, :1] + D.to(wide).unsqueeze(1), forward[:, 1:]], dim=1)
+        forward = with_skip(forward.to(wide), D.to(wide))
     y = _convolve(
         v, forward.to(wide), filter_of(C[1]).to(wide) if bidirectional else None, toeplitz_max_length, backend
     )

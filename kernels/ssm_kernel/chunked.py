@@ -72,13 +72,18 @@ def ssm_kernel_chunked(
 def widen(
     A: Tensor, B: Tensor | None, C: Tensor, dt: Tensor
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, torch.dtype]:
-    """A, B, C and dt in float64 (complex ones in complex128), and the dtype of the filter, at least float32."""
-    dtype = torch.float32
-    for tensor in (A, B, C, dt):
-        if tensor is not None:
-            dtype = torch.promote_types(dtype, tensor.dtype.to_real())
+    """A, B, C and dt in float64 (complex ones in complex128), and the dtype of the filter."""
 
     def double(tensor: Tensor) -> Tensor:
         return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
-    return double(A), None if B is None else double(B), double(C), double(dt), dtype
+    return double(A), None if B is None else double(B), double(C), double(dt), filter_dtype(A, B, C, dt)
+
+
+def filter_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """The dtype of the filter of A, B, C and dt, at least float32."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype.to_real())
+    return dtype

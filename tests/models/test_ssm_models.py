@@ -164,6 +164,15 @@ def test_dss_variants_start_with_real_part_minus_one_half_and_the_shared_frequen
         assert sum(p.numel() for p in ssm.ssm_parameters().values()) == 2 * 64 + 16 + 2 * 16 * 64
 
 
+@pytest.mark.parametrize("sides", [(), (2,)], ids=["one side", "two sides"])
+def test_the_derivative_of_two_step_sizes_is_that_of_their_system(sides):
+    torch.manual_seed(0)
+    parts = torch.randn(3), torch.randn(3), torch.rand(4, 1) + 0.5
+    inputs = [x.double().requires_grad_() for x in parts]
+    W = torch.randn(*sides, 4, 3, dtype=torch.complex128, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *system: dss.Stretched.apply(*system)[::2], (*inputs, W))
+
+
 @pytest.mark.parametrize("name", ["dss-softmax", "dss-exp", "dss-exp-no-scale"])
 @torch.no_grad()
 def test_two_step_sizes_scale_the_real_and_the_imaginary_part_as_in_the_released_code(name):

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient
 from subquad.kernels.device import num_processors
+from subquad.kernels.fft_conv.chunked import with_skip
 from subquad.kernels.launch import CompileOptions, cdiv, launch, power_of_2
 
 CHUNK, BLOCK_D, OPTIONS = 64, 64, CompileOptions(num_warps=4)
@@ -165,9 +165,7 @@ class _ConvAt(OnceDifferentiable):
 
 def fft_conv_at_triton(u: Tensor, filter: Tensor, positions: Tensor, D: Tensor | None) -> Tensor:
     """`fft_conv_at` for arguments that were checked."""
-    taps = filter[:, : u.shape[1]].t().float()
-    if D is not None:
-        # the skip is the tap at lag zero
-        taps = torch.cat([taps[:1] + D, taps[1:]])
-    taps, positions = taps.contiguous(), positions.contiguous()
+    taps = (filter if filter.shape[1] <= u.shape[1] else filter[:, : u.shape[1]]).float()
+    taps = (taps if D is None else with_skip(taps, D.float())).t().contiguous()
+    positions = positions.contiguous()
     return _ConvAt.apply(u, taps, positions) if needs_gradient(u, taps) else _forward(u, taps, positions)

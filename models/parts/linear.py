@@ -7,6 +7,7 @@ they are computed by it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -225,17 +226,13 @@ class SharedInput(OnceDifferentiable):
             if (gradient := gradients[i]) is not None
         ]
         if any(gradients[i] is not None for i in places):
-            first = 0 if whole is None else 1
-            parts = [
-                x.new_zeros(len(rows), size) if gradient is None else _rows(gradient).to(x.dtype)
-                for gradient, size in zip((*(gradients[i] for i in places[first:]), None), sizes[first:], strict=True)
-                if size
-            ]
-            g = torch.cat(parts, 1)
-            if whole is not None:
-                whole = _rows(whole)
-                whole[:, sizes[0] :] = g
-                g = whole
+            g = x.new_empty(len(rows), sum(sizes)) if whole is None else _rows(whole)
+            columns = zip(g.split(sizes, 1), (*(gradients[i] for i in places), None), strict=True)
+            for column, gradient in islice(columns, 0 if whole is None else 1, None):
+                if gradient is None:
+                    column.zero_()
+                else:
+                    column.copy_(_rows(gradient))
             products.append((g, together, places, sizes))
         for g, weight, own, widths in products:
             dx = g @ weight if dx is None else dx.addmm_(g, weight)

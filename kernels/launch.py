@@ -28,7 +28,8 @@ from subquad.kernels.device import is_hopper, speaks_ptx
 from subquad.kernels.layout import as_pairs
 
 TESTED_TRITON = ("3.6", "3.9")
-"""Versions of Triton, major and minor, on which relaunching through `CompiledKernel.run` was tested on a GPU."""
+"""Versions of Triton, major and minor, on which relaunching through `CompiledKernel.run` was tested: 3.6 on GPUs, and
+both through their own launchers before a driver of stubs (tests/kernels/driver.py)."""
 
 MAX_KEYS = 4096
 """Number of keys that are kept; the one that was not used for the longest time makes room for a new one."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -36,10 +35,6 @@ def on_device(offset: int = 0, dtype: torch.dtype = torch.float32, index: int = 
     return found
 
 
-class Compiled(SimpleNamespace):
-    """A class of which there can be weak references."""
-
-
 class Kernel:
     """Keeps what Triton's public `kernel[grid](...)` was asked for, and with what its answers were relaunched.
 
@@ -53,17 +48,13 @@ class Kernel:
         ]
         self.keep = keep
         self.asked: list[tuple[Any, dict[str, Any]]] = []
-        self.compiled: list[weakref.ref[Any]] = []
         self.started: list[tuple[Any, tuple[Any, ...]]] = []
 
     def __getitem__(self, grid: Any) -> Any:
         def ask(**named: Any) -> Any:
             if self.keep:
                 self.asked.append((grid, named))
-            compiled = Compiled(function=len(self.asked), packed_metadata="metadata", run=self._run)
-            if self.keep:
-                self.compiled.append(weakref.ref(compiled))
-            return compiled
+            return SimpleNamespace(function=len(self.asked), packed_metadata="metadata", run=self._run)
 
         return ask
 

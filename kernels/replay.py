@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from subquad.kernels.launch import MAX_KEYS, Heard, Launcher, Relaunch, cdiv, launch
+from subquad.kernels.launch import Heard, Launcher, Relaunch, cdiv, launch
 
 Tensors = tuple[Tensor | None, ...]
 Results = tuple[Any, ...]
 Arguments = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+MAX_RECORDINGS = 1024
+"""Number of keys that a pass keeps. A recording takes some 20 kB, and sequences may have thousands of lengths."""
 ALIGNMENT = 512
 """Temporary tensors begin at multiples of so many bytes, as those that torch allocates on a GPU."""
 
@@ -67,7 +69,9 @@ class Replayed:
         """kinds: of tensors; those of other classes, such as fake ones, may have no memory."""
         self.function, self.launcher, self.kinds = function, launcher, kinds
         # a list of nothing, then of None, and from the second call on of None and the recording, or None without one
-        self._known: Callable[..., list[Recording | None]] = functools.lru_cache(MAX_KEYS, typed=True)(lambda *key: [])
+        self._known: Callable[..., list[Recording | None]] = functools.lru_cache(MAX_RECORDINGS, typed=True)(
+            lambda *key: []
+        )
 
     def __call__(self, tensors: Tensors, *options: Any) -> Results:
         if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():

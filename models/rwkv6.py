@@ -80,6 +80,7 @@ class TimeMix6(MatrixTimeMix):
     """Time mixing of RWKV-6."""
 
     operator = staticmethod(gated_linear_attention)
+    matrices = ("mix_down", "mix_up", "decay_down", "decay_up")
 
     def __init__(self, config: RWKV6Config, layer: int) -> None:
         d_model = config.d_model

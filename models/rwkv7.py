@@ -46,6 +46,14 @@ USES = ("r", "w", "k", "v", "a", "g")
 class TimeMix7(MatrixTimeMix):
     """Time mixing of RWKV-7."""
 
+    matrices = ("w_down", "w_up", "a_down", "a_up", "g_down", "g_up")
+    w_down: nn.Parameter
+    w_up: nn.Parameter
+    a_down: nn.Parameter
+    a_up: nn.Parameter
+    g_down: nn.Parameter
+    g_up: nn.Parameter
+
     def __init__(self, config: RWKV7Config, layer: int) -> None:
         d_model = config.d_model
         super().__init__(d_model, len(USES), layer, config.num_layers)
@@ -86,38 +94,43 @@ class TimeMix7(MatrixTimeMix):
         self.alpha.fill_(1.02)
         self.rho.fill_(-0.04)
 
-    def _low_rank(self, use: str, x: Tensor) -> Tensor:
-        down, up = getattr(self, f"{use}_down"), getattr(self, f"{use}_up")
-        low = x @ down
-        return (torch.tanh(low) if use == "w" else torch.sigmoid(low) if use == "g" else low) @ up
-
-    def _project(
-        self, x: Tensor, last: Tensor | None = None, keep: Keep = at_once
-    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        """The inputs of `rwkv7_inputs`, v [..., H, K] and the gate; x and last as in `_mix`."""
+    def _read(self, x: Tensor, last: Tensor | None = None, keep: Keep = at_once) -> tuple[Tensor, ...]:
+        """r, k', v [..., H, K], and what B_w, B_a and B_g multiply; x and last as in `_mix`."""
         mixed = dict(zip(USES, keep(lambda: self._mix(x, last)), strict=True))
-        k, v, r = self.key(mixed["k"]), self.value(mixed["v"]), self.receptance(mixed["r"])
-        w, a = self._low_rank("w", mixed["w"]), self._low_rank("a", mixed["a"])
-        parameters = (self.w_0, self.a_0, self.xi, self.alpha, self.rho)
-        return (r, k, w, a, *parameters), v.unflatten(-1, (-1, self.head_dim)), self._low_rank("g", mixed["g"])
+        r, k, v = self.receptance(mixed["r"]), self.key(mixed["k"]), self.value(mixed["v"])
+        low = torch.tanh(mixed["w"] @ self.w_down), mixed["a"] @ self.a_down, torch.sigmoid(mixed["g"] @ self.g_down)
+        return r, k, v.unflatten(-1, (-1, self.head_dim)), *low
+
+    def _vectors(self) -> tuple[Tensor, ...]:
+        return self.w_0, self.a_0, self.xi, self.alpha, self.rho
+
+    def _project(self, x: Tensor, last: Tensor | None = None) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """The inputs of `rwkv7_inputs`, v [..., H, K] and the gate; x and last as in `_mix`."""
+        r, k, v, w, a, g = self._read(x, last)
+        return (r, k, w @ self.w_up, a @ self.a_up, *self._vectors()), v, g @ self.g_up
 
     def _output(self, o: Tensor, v: Tensor, strength: Tensor, gate: Tensor) -> Tensor:
         return self.out(self.norm(o, gate, gate_activation="identity", skip=v, skip_scale=strength))
 
     def _sequence(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # the linear maps keep six mixed inputs, and the delta rule three vectors and the decays in float32
-        if not spares(self.recompute, self.num_layers * x.numel() * (9 * x.element_size() + 4), x):
+        # the linear maps keep six mixed inputs, low-rank maps give three vectors, and the delta rule reads three more
+        # and the decays in float32
+        if not spares(self.recompute, self.num_layers * x.numel() * (12 * x.element_size() + 4), x):
             return self._run(x, at_once)
         with Recomputing() as keep:
             return self._run(x, keep)
 
     def _run(self, x: Tensor, keep: Keep) -> tuple[Tensor, Tensor]:
-        inputs, v, gate = self._project(x, keep=keep)
-        prepared = keep(lambda: tuple(rwkv7_inputs(*inputs, head_dim=self.head_dim)))
-        q, k, write, plain, log_decay, strength = prepared
+        r, k, v, low_w, low_a, low_g = self._read(x, keep=keep)
+        # in the dtype of this pass also where they are multiplied again
+        w_up, a_up, g_up, vectors = self.w_up, self.a_up, self.g_up, self._vectors()
+        gate = keep(lambda: low_g @ g_up)
+        w, a = keep(lambda: (low_w @ w_up, low_a @ a_up))
+        prepared = keep(lambda w, a: tuple(rwkv7_inputs(r, k, w, a, *vectors, head_dim=self.head_dim)), w, a)
+        q, reading, write, plain, log_decay, strength = prepared
         beta = v.new_ones(v.shape[:-1])
         options: Any = {"write": write, "plain": plain, "scale": 1.0, "return_final_state": True}
-        o, memory = delta_rule(q, k, v, beta, log_decay, **options)
+        o, memory = delta_rule(q, reading, v, beta, log_decay, **options)
         return self._output(o, v, strength, gate), memory
 
     def step(self, x_t: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -133,8 +146,7 @@ class TimeMix7(MatrixTimeMix):
         return self._output(o, v, strength, gate), (x_t.to(last.dtype), memory)
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        low_rank = [f"{use}_{side}" for use in ("w", "a", "g") for side in ("down", "up")]
-        return {name: getattr(self, name) for name in ("mu", *low_rank, "w_0", "a_0", "xi", "alpha", "rho")}
+        return {name: getattr(self, name) for name in ("mu", *self.matrices, "w_0", "a_0", "xi", "alpha", "rho")}
 
 
 class ChannelMix7(ChannelMixing):

@@ -30,6 +30,7 @@ FLOPs:   about 25 R D forward and 65 R D backward, with three exponentials each.
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import torch
@@ -194,8 +195,10 @@ def rwkv7_inputs_bwd(
         dwrite=dwrite, dplain=dplain, dlog=dlog, dstrength=dstrength, dr=dr, dk=dk, dw=dw, da=da, partial=partial,
         R=rows, H=heads, **shared, TILES=TILES, EPS=EPS, FASTEST=FASTEST_DECAY, num_warps=NUM_WARPS,
     )  # fmt: skip
-    of_parameters = partial.sum(0, dtype=torch.float64).unbind(0)
-    return dr, dk, dw, da, *(d.to(x.dtype) for d, x in zip(of_parameters, inputs[4:], strict=True))
+    dtypes = [x.dtype for x in inputs[4:]]
+    # one cast where all are of one dtype
+    of_parameters = partial.sum(0, dtype=torch.float64).to(reduce(torch.promote_types, dtypes)).unbind(0)
+    return dr, dk, dw, da, *(d.to(dtype) for d, dtype in zip(of_parameters, dtypes, strict=True))
 
 
 class RWKV7Inputs(OnceDifferentiable):

@@ -71,8 +71,9 @@ class CastAll(Function):
 def cast_once(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
     """Within this context, the linear maps among the modules have weights and biases in the dtype of autocast.
 
-    It does nothing without autocast, and inside `torch.compile`, which fuses casts. A module whose parts multiply
-    outside of autocast says so with the attribute `outside_autocast`, and its parts are left as they are.
+    It does nothing without autocast, and inside `torch.compile`, which fuses casts. A module that multiplies parameters
+    of its own gives their names in its attribute `matrices`. One whose parts multiply outside of autocast says so with
+    the attribute `outside_autocast`, and its parts are left as they are.
     """
     if torch.compiler.is_compiling() or not torch.is_autocast_enabled(device.type):
         yield
@@ -80,8 +81,7 @@ def cast_once(modules: Iterable[nn.Module], device: torch.device) -> Iterator[No
     dtype = torch.get_autocast_dtype(device.type)
     places = [
         (module, name, parameter)
-        for module in _linear_maps(modules)
-        for name, parameter in module.named_parameters(recurse=False)
+        for module, name, parameter in _factors(modules)
         # a share of a parameter (a DTensor of FSDP) is cast once its layer has gathered the whole
         if parameter.dtype == torch.float32 and not hasattr(parameter, "to_local")
     ]
@@ -98,9 +98,11 @@ def cast_once(modules: Iterable[nn.Module], device: torch.device) -> Iterator[No
             module._parameters[name] = parameter
 
 
-def _linear_maps(modules: Iterable[nn.Module]) -> Iterator[nn.Linear]:
+def _factors(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """The parameters that are factors or biases of matrix products, with the modules that have them, by their names."""
     for module in modules:
-        if isinstance(module, nn.Linear):
-            yield module
-        elif not getattr(module, "outside_autocast", False):
-            yield from _linear_maps(module.children())
+        if not getattr(module, "outside_autocast", False):
+            for name, parameter in module.named_parameters(recurse=False):
+                if isinstance(module, nn.Linear) or name in getattr(module, "matrices", ()):
+                    yield module, name, parameter
+            yield from _factors(module.children())

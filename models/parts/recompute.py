@@ -44,15 +44,15 @@ def spares(recompute: Recompute, num_bytes: int, x: Tensor) -> bool:
 
 Made = TypeVar("Made", Tensor, tuple[Tensor, ...])
 """One result, or several that are made together."""
-Keep = Callable[[Callable[[], Any]], Any]
-"""`keep` of `Recomputing`, or `at_once`: from a function to what it makes, of type `Made`."""
+Keep = Callable[..., Any]
+"""`keep` of `Recomputing`, or `at_once`: from a function and its arguments to what it makes, of type `Made`."""
 
 
 class _Recipe:
     """Results that are made together and computed again, and the number of operations that still want one of them."""
 
-    def __init__(self, make: Callable[[], Any], kind: str) -> None:
-        self.make = make
+    def __init__(self, make: Callable[..., Any], inputs: tuple[Any, ...], kind: str) -> None:
+        self.make, self.inputs = make, inputs
         self.autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
         self.num_uses = self.num_left = 0
         self.values: tuple[Tensor, ...] = ()
@@ -65,7 +65,7 @@ class _Recipe:
         if not self.values:
             kind, dtype, enabled = self.autocast
             with torch.no_grad(), torch.autocast(kind, dtype, enabled, cache_enabled=False):
-                self.values = _all_of(self.make())
+                self.values = _all_of(self.make(*map(_unpacked, self.inputs)))
             self.num_left = self.num_uses
         value = self.values[index]
         self.num_left -= 1
@@ -88,6 +88,13 @@ class Packed(NamedTuple):
     offset: int
 
 
+def _unpacked(packed: Any) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    recipe, index, *place = packed
+    return recipe.take(index).as_strided(*place)
+
+
 class Recomputing:
     """A context in which operations keep, of results made by `keep(make)`, only how to make them.
 
@@ -95,14 +102,15 @@ class Recomputing:
             y = expensive(keep(lambda: cheap(x)))
 
     `make` is called now and again in the backward pass, there without a gradient; tensors that it closes over stay in
-    memory. It gives a tensor or a tuple of them, each with a memory of its own or side by side in one. The results must
-    be contiguous, and live until the context ends. Views of them are not kept either.
+    memory. What is made of kept results gets them as arguments: `keep(make, y)` calls make(y), and y is made once for
+    all that reads it. `make` gives a tensor or a tuple of them, each with a memory of its own or side by side in one.
+    The results must be contiguous, and live until the context ends. Views of them are not kept either.
     """
 
     def __init__(self) -> None:
         self._recipes: dict[int, tuple[_Recipe, int, torch.dtype]] = {}
         self._results: list[Any] = []
-        self._hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        self._hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpacked)
 
     def __enter__(self) -> Keep:
         self._hooks.__enter__()
@@ -115,9 +123,10 @@ class Recomputing:
         self._recipes.clear()
         self._results.clear()
 
-    def _keep(self, make: Callable[[], Made]) -> Made:
-        made = make()
-        recipe, covered = _Recipe(make, _all_of(made)[0].device.type), Counter[int]()
+    def _keep(self, make: Callable[..., Made], *inputs: Tensor) -> Made:
+        made = make(*inputs)
+        recipe = _Recipe(make, tuple(map(self._pack, inputs)), _all_of(made)[0].device.type)
+        covered = Counter[int]()
         for index, result in enumerate(_all_of(made)):
             memory = result.untyped_storage()
             covered[memory.data_ptr()] += result.numel() * result.element_size() * result.is_contiguous()
@@ -133,14 +142,7 @@ class Recomputing:
         # strides count elements, so a view in another dtype has no place in the memory of the result
         return x if recipe is None or x.dtype != dtype else recipe.packed(index, x)
 
-    @staticmethod
-    def _unpack(packed: Any) -> Tensor:
-        if isinstance(packed, Tensor):
-            return packed
-        recipe, index, *place = packed
-        return recipe.take(index).as_strided(*place)
 
-
-def at_once(make: Callable[[], Made]) -> Made:
-    """Stands for `keep` of `Recomputing` where results are kept: make()."""
-    return make()
+def at_once(make: Callable[..., Made], *inputs: Tensor) -> Made:
+    """Stands for `keep` of `Recomputing` where results are kept: make(*inputs)."""
+    return make(*inputs)

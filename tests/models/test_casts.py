@@ -41,7 +41,7 @@ def test_without_autocast_nothing_is_cast():
         assert linear.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", ["mamba", "gsa", "attention", "hyena", "h3"])
+@pytest.mark.parametrize("name", ["mamba", "gsa", "attention", "hyena", "h3", "rwkv6", "rwkv7"])
 @pytest.mark.parametrize("recompute", ["never", "layer"])
 def test_logits_and_gradients_are_those_of_autocast(name, recompute):
     tokens = torch.randint(16, (2, 40), generator=torch.Generator().manual_seed(0))

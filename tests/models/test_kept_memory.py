@@ -25,7 +25,7 @@ SIZES = {
     "gla": {"num_heads": 1},
     "gsa": {"num_heads": 1},
 }
-KEPT = {"deltanet": 11264, "gated-deltanet": 13345, "kda": 14345, "rwkv7": 15177, "gla": 10868, "gsa": 12112}
+KEPT = {"deltanet": 11264, "gated-deltanet": 13345, "kda": 14345, "rwkv7": 13641, "gla": 10868, "gsa": 12112}
 """Bytes for each token and layer of width WIDTH under autocast to bfloat16."""
 
 

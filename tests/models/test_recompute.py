@@ -122,6 +122,26 @@ def test_a_part_of_a_result_is_not_kept_either():
     assert torch.equal(found, torch.autograd.grad((y[:, :2] ** 2).sum() + (y[:, 2::2] * y[:, 3::2]).sum(), x)[0])
 
 
+def test_what_is_made_of_a_kept_result_does_not_keep_it():
+    x, calls = torch.randn(4, 6, requires_grad=True), []
+
+    def cheap():
+        calls.append("cheap")
+        return x.sin()
+
+    with Recomputing() as keep:
+        y = keep(cheap)
+        z = keep(lambda y: y * y, y)
+        alive = weakref.ref(y), weakref.ref(z)
+        loss = (z * z).sum()
+        del y, z
+    assert [one() for one in alive] == [None, None]
+    (found,) = torch.autograd.grad(loss, x)
+    # once forward and once for both operations that read it
+    assert calls == ["cheap"] * 2
+    torch.testing.assert_close(found, 4 * x.sin() ** 3 * x.cos())
+
+
 def test_a_result_that_is_read_as_another_dtype_has_the_right_gradient():
     x = torch.randn(4, 6, requires_grad=True)
     with Recomputing() as keep:

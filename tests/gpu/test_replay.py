@@ -62,8 +62,9 @@ def test_the_third_call_gives_the_same_without_its_python_and_takes_no_more_memo
     found = results(op, inputs)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[key], wanted[key]) for key in wanted)
-    # temporary tensors live to the end of the call, also the smaller ones that the plain pass frees before
-    assert memory_taken(op, inputs) <= before + (8 << 20)
+    # temporary tensors live to the end of the call, also small ones that the plain pass frees before (3 MB here), and
+    # the allocator may give up to 1 MB more for each tensor
+    assert memory_taken(op, inputs) <= before + (16 << 20)
 
 
 @every_operator

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from subquad.kernels.forget_gate import forget_gate
 from subquad.models.backbone import SwiGLUConfig
-from subquad.models.parts.linear import ResidualLinear
+from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
@@ -49,7 +49,7 @@ class GLA(GatedLinearMixer):
         self.split = (keys, keys, d_model) if config.from_attention else (keys, keys, d_model, d_model)
         self.proj = nn.Linear(d_model, sum(self.split), bias=False)
         self.decay_down = nn.Linear(d_model, config.decay_rank, bias=False)
-        self.decay_up = nn.Linear(config.decay_rank, keys)
+        self.decay_up = Linear(config.decay_rank, keys)
         self.norm = RMSNorm(self.value_dim, eps=config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 

@@ -27,7 +27,7 @@ from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slo
 from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.channel import ChannelMixerKind
-from subquad.models.parts.linear import ResidualLinear, shared_linears
+from subquad.models.parts.linear import ResidualLinear, shared_linears, silu_parts
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm
 from subquad.models.parts.options import require_divides
@@ -88,11 +88,11 @@ class GSA(FusedStepMixer):
         maps = [self.qkv] if self.decay is None else [self.qkv, self.decay]
         if x.ndim == 3:
             qkv, *gates = shared_linears(maps, x)
-            qkv = F.silu(qkv)
+            parts = silu_parts(qkv, 3)
         else:
-            qkv = step_linear(self.qkv, x, norm=norm, activation="silu")
+            parts = step_linear(self.qkv, x, norm=norm, activation="silu").chunk(3, dim=-1)
             gates = [step_linear(linear, x, norm=norm) for linear in maps[1:]]
-        q, k, v = qkv.unflatten(-1, (3, self.num_heads, self.head_dim)).unbind(-3)
+        q, k, v = (part.unflatten(-1, (self.num_heads, self.head_dim)) for part in parts)
         logits = gates[0].unflatten(-1, (self.num_heads, self.num_slots)) if gates else self.gate
         assert logits is not None
         log_gate, slots = forget_gate(logits, damping=self.damping)

@@ -4,6 +4,8 @@ With g, u the halves of x and σ the logistic function:
 
     y = g σ(g) u,   dg = dy u σ(g) (1 + g (1 - σ(g))),   du = dy g σ(g)
 
+Without u it is the gradient of silu, which `SiluParts` takes for the parts of one tensor.
+
 In front of a linear map the backward pass also writes y, which the gradient of the weight reads; only x is kept.
 
 Layout: x [R, 2 F] and y [R, F], dense, where R counts all axes but the last; a gate and an up [R, F] may have rows at
@@ -16,6 +18,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,6 +26,7 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.launch import cdiv, launch, power_of_2
 from subquad.kernels.layout import dense
+from subquad.kernels.layout import strides as strides_of
 
 COLUMNS, ELEMENTS = 256, 2048
 """Maximum columns of a tile, and its elements: 16 for each thread."""
@@ -54,17 +58,20 @@ def _swiglu_bwd_kernel(
     gate, up, dy, dgate, dup, y, R, gate_stride, up_stride, d_stride, units,
     UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """dgate and dup, which have rows of one stride, and, unless it is None, y."""
+    """dgate and dup, which have rows of one stride, and, unless it is None, y. Without `up` it is one."""
     F = units * UNIT
     o_r, o_f, m = _offsets(R, F, ROWS, COLUMNS)
     b_gate = tl.load(gate + o_r * gate_stride + o_f, mask=m, other=0.0).to(tl.float32)
-    b_up = tl.load(up + o_r * up_stride + o_f, mask=m, other=0.0).to(tl.float32)
+    b_up = 1.0
+    if up is not None:
+        b_up = tl.load(up + o_r * up_stride + o_f, mask=m, other=0.0).to(tl.float32)
     b_dy = tl.load(dy + o_r * F + o_f, mask=m, other=0.0).to(tl.float32)
     b_sigmoid = tl.sigmoid(b_gate)
     b_dgate = b_dy * b_up * b_sigmoid * (1.0 + b_gate * (1.0 - b_sigmoid))
     o_d = o_r * d_stride + o_f
     tl.store(dgate + o_d, b_dgate.to(dgate.dtype.element_ty), mask=m)
-    tl.store(dup + o_d, (b_dy * b_gate * b_sigmoid).to(dup.dtype.element_ty), mask=m)
+    if up is not None:
+        tl.store(dup + o_d, (b_dy * b_gate * b_sigmoid).to(dup.dtype.element_ty), mask=m)
     if y is not None:
         tl.store(y + o_r * F + o_f, (b_gate * b_sigmoid * b_up).to(y.dtype.element_ty), mask=m)
 
@@ -94,10 +101,10 @@ def _forward(gate: Tensor, up: Tensor) -> Tensor:
     return y
 
 
-def _backward(gate: Tensor, up: Tensor, dy: Tensor, dgate: Tensor, dup: Tensor, y: Tensor | None) -> None:
+def _backward(gate: Tensor, up: Tensor | None, dy: Tensor, dgate: Tensor, dup: Tensor | None, y: Tensor | None) -> None:
     """Writes dgate, dup and, unless it is None, y, all [R, F] and, but for gate, up and their gradients, dense."""
     programs, rest = _tiles(*gate.shape)
-    strides = {"gate_stride": gate.stride(0), "up_stride": up.stride(0), "d_stride": dgate.stride(0)}
+    strides = {"gate_stride": gate.stride(0), "up_stride": strides_of(up, 0)[0], "d_stride": dgate.stride(0)}
     tensors = {"gate": gate, "up": up, "dy": dy, "dgate": dgate, "dup": dup, "y": y}
     launch(_swiglu_bwd_kernel, programs, **tensors, R=len(gate), **strides, **rest)
 
@@ -163,6 +170,24 @@ class Gated(OnceDifferentiable):
         y = None if weight is None else torch.empty_like(dy)
         _backward(gate, up, dy, dgate, dup, y)
         return dgate, dup, None if y is None else gradient.t() @ y
+
+
+class SiluParts(OnceDifferentiable):
+    """(x [..., N F], N) to N parts of silu(x) along the last axis; their gradients are written into one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, num_parts: int) -> tuple[Tensor, ...]:
+        save(ctx, x)
+        return F.silu(x).chunk(num_parts, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (x,) = saved(ctx)
+        dx = torch.empty_like(x)
+        parts = (_rows(z).chunk(len(gradients), dim=-1) for z in (x, dx))
+        for dy, part, dpart in zip(gradients, *parts, strict=True):
+            _backward(part, None, dense(dy), dpart, None, None)
+        return dx, None
 
 
 def swiglu_triton(x: Tensor, weight: Tensor | None = None, up: Tensor | None = None) -> Tensor:

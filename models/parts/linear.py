@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from subquad.kernels.autograd import Function, OnceDifferentiable, not_saved
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.float32_matmul import float32_matmul, takes_parts
-from subquad.kernels.layout import parts_of_one, slices_of_one, whole_rows
+from subquad.kernels.layout import dense, parts_of_one, slices_of_one, whole_rows
 from subquad.models.parts.casts import as_autocast, autocast_dtype
 
 
@@ -261,6 +261,15 @@ def linear_behind(unit: Callable[..., Tensor], linear: nn.Linear, x: Tensor) -> 
     if x.dtype == weight.dtype != torch.float32:
         return unit(x, weight)
     return linear(unit(x))
+
+
+def silu_parts(x: Tensor, num_parts: int) -> tuple[Tensor, ...]:
+    """F.silu(x) in equal parts along its last axis; their gradients are not copied into one tensor."""
+    if not _on_gpu(x):
+        return F.silu(x).chunk(num_parts, dim=-1)
+    from subquad.kernels.swiglu.triton import SiluParts
+
+    return SiluParts.apply(dense(x), num_parts)
 
 
 class Split(Function):

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from subquad.kernels.autograd import Function
 from subquad.kernels.layout import empty_in_rows, slices_of_one, whole_rows
 from subquad.kernels.rotary import rotary
+from subquad.kernels.swiglu.triton import SiluParts
 from subquad.models.parts import linear as linear_maps
 from subquad.models.parts.linear import (
     Linear,
@@ -160,6 +161,20 @@ def test_gradients_of_a_split_that_lie_in_one_tensor_are_not_copied():
     )
     for parts in others:
         assert torch.equal(gradient_of(parts), torch.cat(list(parts), -1))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 21), (3, 600)])
+def test_parts_of_a_silu_have_the_gradients_of_torch(shape):
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(shape, generator=g).to(DEVICE).requires_grad_()
+    parts = SiluParts.apply(x, 3)
+    expected = nn.functional.silu(x).chunk(3, -1)
+    assert all(torch.equal(part, other) for part, other in zip(parts, expected, strict=True))
+    # the third is not contiguous
+    cotangents = [torch.randn(part.shape, generator=g).to(DEVICE) for part in parts]
+    cotangents[2] = cotangents[2].transpose(0, 1).contiguous().transpose(0, 1)
+    found, wanted = (torch.autograd.grad(results, x, cotangents) for results in (parts, expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_gradients_of_rotated_queries_and_keys_lie_in_one_tensor():

@@ -85,6 +85,30 @@ class TaskSpec:
     towers: int = 1
     """Sequences a row: [B, towers * T] inputs are read one by one with the same weights and compared in the readout."""
 
+    def misfit(self, rows: Batch) -> str:
+        """Says which tokens, labels or positions would be looked up beyond a model's tables; empty if none would.
+
+        A GPU reads there without an error, or ends the process.
+        """
+        limits = [("target", rows.targets, self.num_classes, f"num_classes is {self.num_classes}")]
+        if self.input == "tokens":
+            limits.append(("input token", rows.inputs, self.vocab_size, f"vocab_size is {self.vocab_size}"))
+        if rows.positions is not None:
+            length = rows.inputs.shape[1]
+            limits.append(("position", rows.positions, length, f"sequences have {length} positions"))
+        for name, values, end, limit in limits:
+            if values.is_floating_point():
+                return f"{name}s must be integers, got {values.dtype}"
+            numbers = values.numpy()
+            low, high = (int(numbers.min()), int(numbers.max())) if numbers.size else (0, 0)
+            if low < 0 and name == "target":
+                low = int(numbers.min(where=numbers != IGNORE, initial=0))
+            if low < 0:
+                return f"{name} {low} is below 0" + f" and not {IGNORE}, no label" * (name == "target")
+            if high >= end:
+                return f"{name} {high} is too large: {limit}"
+        return ""
+
 
 @dataclass(frozen=True)
 class Generation:

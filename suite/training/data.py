@@ -43,6 +43,23 @@ class Splits:
     digest: str
 
 
+def rows_of(task: Task, split: str, seed: int) -> Iterator[Segment]:
+    """The segments of a split. RunEnded for rows that a model cannot read (`TaskSpec.misfit`)."""
+    for segment in task.segments(split, seed):
+        yield _fitting(task, split, segment)
+
+
+def block_of(task: Task, seed: int, index: int, rows: int) -> Segment:
+    """A block of an endless stream of training rows, under the same condition."""
+    return _fitting(task, "train", task.block(seed, index, rows))
+
+
+def _fitting(task: Task, split: str, segment: Segment) -> Segment:
+    if reason := task.spec.misfit(segment):
+        raise RunEnded("failed", f"split {split!r}: {reason}; correct the task (`check task` tells more)")
+    return segment
+
+
 _latest: dict[tuple[str, str, str, int], Splits] = {}
 
 
@@ -52,9 +69,9 @@ def load_splits(task: Task, seed: int) -> Splits:
     key = (type(task).__qualname__, task.model_dump_json(), task.fingerprint(), seed)
     if key not in _latest:
         _latest.clear()
-        train = () if task.fresh else tuple(task.segments("train", seed))
-        valid = tuple(task.segments("valid", seed))
-        first = (task.block(seed, 0, 1),) if task.fresh else ()
+        train = () if task.fresh else tuple(rows_of(task, "train", seed))
+        valid = tuple(rows_of(task, "valid", seed))
+        first = (block_of(task, seed, 0, 1),) if task.fresh else ()
         _latest[key] = Splits(train, valid, digest((*first, *train, *valid)))
     return _latest[key]
 
@@ -62,7 +79,7 @@ def load_splits(task: Task, seed: int) -> Splits:
 def require_rows(task: Task, splits: Splits, seed: int, name: str) -> None:
     """Raises RunEnded for a task without training or test rows, whose run would measure nothing."""
     # the search ends at the first segment with rows, so that the longer ones of a test are not made twice
-    for split, segments in (("test", task.segments("test", seed)), ("train", splits.train)):
+    for split, segments in (("test", rows_of(task, "test", seed)), ("train", splits.train)):
         if not (task.fresh and split == "train") and not any(len(segment) for segment in segments):
             raise RunEnded("failed", f"task {name} has no rows in its split {split!r}")
 
@@ -73,7 +90,7 @@ def staged_digest(splits: Splits, stages: Sequence[Task], seed: int) -> str:
         return splits.digest
     sha = hashlib.sha256(splits.digest.encode())
     for task in stages:
-        sha.update(digest((task.block(seed, 0, 1),) if task.fresh else task.segments("train", seed)).encode())
+        sha.update(digest((block_of(task, seed, 0, 1),) if task.fresh else rows_of(task, "train", seed)).encode())
     return sha.hexdigest()
 
 
@@ -290,7 +307,7 @@ class FreshOrder:
         self._next: Future[Segment] | None = None
 
     def _draw(self, index: int) -> Segment:
-        return self.task.block(self.seed, index, self.block_steps * self.batch_size)
+        return block_of(self.task, self.seed, index, self.block_steps * self.batch_size)
 
     def locate(self, step: int) -> tuple[Segment, Tensor]:
         index, position = divmod(step, self.block_steps)

@@ -25,6 +25,7 @@ from subquad.suite.training.data import (
     StagedOrder,
     finite_order,
     load_splits,
+    rows_of,
     staged_digest,
     to_device,
 )
@@ -188,7 +189,7 @@ def _order(
     def opened(stage: Stage, task: Task, batch_size: int) -> tuple[Callable[[], Order], Callable[[Order], int]]:
         """A function that opens the order of a stage, and one from that order to the number of steps."""
         return (
-            lambda: order(task, batch_size, lambda: tuple(task.segments("train", run.seed)), stage.steps),
+            lambda: order(task, batch_size, lambda: tuple(rows_of(task, "train", run.seed)), stage.steps),
             lambda order: stage.steps or (stage.epochs or 1) * order.epoch_steps,
         )
 

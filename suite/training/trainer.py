@@ -30,7 +30,7 @@ from subquad.suite.runs import Outcome, Progress, RunEnded, Worker
 from subquad.suite.training import checkpoints, measure, parallel
 from subquad.suite.training.capture import BatchGraphs, unchanged
 from subquad.suite.training.course import BudgetCourse, Course, FlopsCourse, SecondsCourse
-from subquad.suite.training.data import chunks, require_rows, take, to_device
+from subquad.suite.training.data import chunks, require_rows, rows_of, take, to_device
 from subquad.suite.training.finish import generated_rows, measured_rows
 from subquad.suite.training.learned_kernels import kernel_rows
 from subquad.suite.training.prepared import Prepared, prepared
@@ -305,7 +305,7 @@ class Trainer(Worker):
         """Tests the weights that the model has, and adds their rows under the name `split`."""
         parts = defaultdict(list)
         lost = ""
-        for segment in self.run.task.segments("test", self.run.seed):
+        for segment in rows_of(self.run.task, "test", self.run.seed):
             self._heed_stop("testing")
             if segment.rate != 1:
                 with self.model.at_rate(segment.rate) as follows:

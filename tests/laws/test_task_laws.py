@@ -8,8 +8,12 @@ import torch
 
 from subquad.suite.contracts import IGNORE
 from subquad.suite.laws import tasks as task_laws
+from subquad.suite.runs import RunEnded
+from subquad.suite.training import data
+from subquad.suite.training.trainer import Trainer
 from subquad.tasks.induction_heads import InductionHeads
 from subquad.tasks.selective_copying import SelectiveCopying
+from tests.suite.toy import Parity, make_run
 
 
 class Small(InductionHeads):
@@ -217,3 +221,32 @@ def test_a_signal_that_is_drawn_follows_the_seed():
 
     task_laws.rows_follow_the_seed(Noise())
     task_laws.segments_are_well_formed(Noise())
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("targets", lambda x: x + 1, "target 2 is too large: num_classes is 2"),
+        ("targets", lambda x: x - 1, "target -1 is below 0 and not -100, no label"),
+        ("targets", lambda x: x.float(), "targets must be integers, got torch.float32"),
+        ("inputs", lambda x: x + 1, "input token 2 is too large: vocab_size is 2"),
+        ("positions", lambda x: x + 1, "position 6 is too large: sequences have 6 positions"),
+        ("positions", lambda x: x - 6, "position -1 is below 0"),
+    ],
+)
+def test_rows_that_a_gpu_would_look_up_beyond_its_tables_end_a_run(monkeypatch, name, change, words):
+    """A number of a wrong row is read there without an error, or the process ends, and so do its later runs."""
+    rows = Parity._rows
+
+    def wrong(self, purpose, *where):
+        found = rows(self, purpose, *where)
+        return replace(found, **{name: change(getattr(found, name))}) if purpose == split else found
+
+    monkeypatch.setattr(Parity, "_rows", wrong)
+    for split, endless in (("train", False), ("block", True), ("test", False)):
+        data._latest.clear()
+        run = make_run(task={"endless": endless}, train={"epoch_steps": 5} if endless else {})
+        with pytest.raises(RunEnded) as ended:
+            Trainer(run, torch.device("cpu"))()
+        assert str(ended.value).startswith(f"split {'test' if split == 'test' else 'train'!r}: {words}")
+    data._latest.clear()

@@ -23,7 +23,7 @@ VERSIONS = {
     "mamba_inner": 1,
     "norm": 1,
     "rotary": 1,
-    "rotated_keys": 3,
+    "rotated_keys": 4,
     "rwkv6_inputs": 1,
     "rwkv7_inputs": 3,
     "selective_scan": 1,

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from subquad.kernels.gated_linear_attention import gated_linear_attention_step
-from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys
+from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys, turns
 from subquad.kernels.ssd import ssd, ssd_steps
 from subquad.kernels.swiglu import swiglu
 from subquad.models.mamba2 import HeadsConfig
@@ -50,8 +50,8 @@ from subquad.suite.bounds import Ratio
 from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
-LEAST_RATE = 1e-4
-"""The least a."""
+LEAST_RATE, NORM_EPS = 1e-4, 1e-5
+"""The least a, and what the norms of B and C add to the mean square."""
 
 
 class Mamba3(Mixer):
@@ -74,8 +74,8 @@ class Mamba3(Mixer):
         self.in_proj = nn.Linear(config.d_model, sum(self.sizes), bias=False)
         self.dt_bias = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
-        self.B_norm = RMSNorm(self.d_state, eps=1e-5)
-        self.C_norm = RMSNorm(self.d_state, eps=1e-5)
+        self.B_norm = RMSNorm(self.d_state, eps=NORM_EPS)
+        self.C_norm = RMSNorm(self.d_state, eps=NORM_EPS)
         self.B_bias = nn.Parameter(torch.empty(heads, self.d_state))
         self.C_bias = nn.Parameter(torch.empty(heads, self.d_state))
         self.out = ResidualLinear(width, config.d_model, bias=False)
@@ -92,23 +92,23 @@ class Mamba3(Mixer):
             nn.init.ones_(ones)
 
     def _parts(self, u: Tensor, padding: LeftPadding | None = None) -> tuple[Tensor, ...]:
-        """z [..., E D], x [..., H, P], norms of B and C [..., N], `ssd_steps` [..., H], and pi tanh(w) [..., R]."""
+        """z [..., E D], x [..., H, P], B and C [..., N], `ssd_steps` [..., H], and w [..., R]."""
         z, x, small = split_linear(self.in_proj, u, self.parts)
-        B, C, dt, a, trapezoid, turn = small.split(self.sizes[2:], dim=-1)
+        B, C, dt, a, trapezoid, w = small.split(self.sizes[2:], dim=-1)
         steps = ssd_steps(dt, self.dt_bias, a, trapezoid, least=LEAST_RATE)
-        turn = math.pi * torch.tanh(at_least_float32(turn))
         x = x.unflatten(-1, (self.num_heads, self.head_dim))
-        return z, x, self.B_norm(B), self.C_norm(C), *(blank(step, padding) for step in steps), turn
+        return z, x, B, C, *(blank(step, padding) for step in steps), w
 
     def _sequence(self, u: Tensor, padding: LeftPadding | None) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """y [B, T, D] of u [B, T, D]; the last norm of B, all dt and pi tanh(w), and the last S and x."""
-        z, x, B, C, dt, log_decay, write, own, turn = self._parts(u, padding)
+        """y [B, T, D] of u [B, T, D]; the last B, all dt and w, and the last S and x."""
+        z, x, B, C, dt, log_decay, write, own, w = self._parts(u, padding)
+        weights = self.B_norm.weight, self.C_norm.weight, self.B_bias, self.C_bias
         with self._keeping(u) as keep:
-            k, q = keep(partial(rotated_keys, B, C, self.B_bias, self.C_bias, dt, turn, dtype=x.dtype))
+            k, q = keep(partial(rotated_keys, B, C, *weights, dt, w, eps=NORM_EPS, dtype=x.dtype))
             y, memory = self.operator(
                 q, k, x, log_decay, write, own, self.D, return_final_state=True, recompute=keep is not at_once
             )
-        return self._gated(y, z), (B[:, -1], dt, turn, memory, x[:, -1])
+        return self._gated(y, z), (B[:, -1], dt, w, memory, x[:, -1])
 
     def _gated(self, y: Tensor, z: Tensor) -> Tensor:
         """W_out of y [..., H, P] times silu(z [..., H P])."""
@@ -136,8 +136,9 @@ class Mamba3(Mixer):
     def step(self, x_t: Tensor, state: State) -> tuple[Tensor, State]:
         angle, memory, last_k, last_x = state
         # a sequence of one position writes what it reads at once
-        z, x, B, C, dt, log_decay, now, _, turn = (part.squeeze(1) for part in self._parts(x_t.unsqueeze(1)))
-        angle = torch.remainder(angle + dt.unsqueeze(-1) * turn.unsqueeze(-2), 2 * math.pi)
+        z, x, B, C, dt, log_decay, now, _, w = (part.squeeze(1) for part in self._parts(x_t.unsqueeze(1)))
+        angle = torch.remainder(angle + dt.unsqueeze(-1) * turns(w).unsqueeze(-2), 2 * math.pi)
+        B, C = self.B_norm(B), self.C_norm(C)
         k, q = rotate_pairs(angle, B.unsqueeze(-2) + self.B_bias, C.unsqueeze(-2) + self.C_bias)
         late = (dt - now).unsqueeze(-1) * last_k
         memory = torch.addcmul(memory, late.unsqueeze(-1), last_x.unsqueeze(-2))
@@ -148,9 +149,9 @@ class Mamba3(Mixer):
         return self._gated(y, z), (angle, memory, k, wide)
 
     def prefill(self, x: Tensor, state: State, padding: LeftPadding | None = None) -> tuple[Tensor, State]:
-        y, (B, dt, turn, memory, last_x) = self._sequence(x, padding)
-        theta = (dt.unsqueeze(-1) * turn.unsqueeze(-2)).sum(1)
-        (last_k,) = rotate_pairs(theta, B.unsqueeze(-2) + self.B_bias)
+        y, (B, dt, w, memory, last_x) = self._sequence(x, padding)
+        theta = (dt.unsqueeze(-1) * turns(w).unsqueeze(-2)).sum(1)
+        (last_k,) = rotate_pairs(theta, self.B_norm(B).unsqueeze(-2) + self.B_bias)
         return y, (torch.remainder(theta, 2 * math.pi), memory, last_k, at_least_float32(last_x))
 
     def state_size(self, length: int) -> int:

@@ -1,19 +1,22 @@
 """Rotated keys and queries in Triton: one pass over their memory in each direction.
 
-With b = B_t + b_B and c = C_t + b_C, and with the gradients of k and q rotated back, g = R(-theta_t) dk_t and
-h = R(-theta_t) dq_t:
+With b = B_t s g_B + b_B, where s = 1 / rms(B_t), and c of C_t, and with the gradients of k and q rotated back,
+g = R(-theta_t) dk_t and h = R(-theta_t) dq_t:
 
     db = g,   dc = h,   dtheta_i = g_{i+R} b_i - g_i b_{i+R} + h_{i+R} c_i - h_i c_{i+R}
-    dB = sum over heads of db,   db_B = sum over batch and time of db,   and so with C
+    n = sum over heads of db,   dB = s (n g_B - B_t s mean(n g_B B_t s)),   dg_B = sum over batch and time of n B_t s
+    db_B = sum over batch and time of db,   and so with C
     e_t = sum of dtheta from t on,   ddt_t = e_t . turn_t for each head,   dturn_t = sum over heads of dt_t e_t
+    dw = dturn (pi - turn^2 / pi)
 
 No k, q, theta or dtheta is kept or written, but theta before every tile, and the sum of dtheta over each tile. The part
 of e from within a tile enters ddt and dturn where dtheta is computed, and the part from behind it in one more pass over
-what is [batch, T, H] and [batch, T, R].
+what is [batch, T, H] and [batch, T, R], which also takes the gradients of both norms.
 
-Layout:  all tensors dense. A program is one warp: it takes a tile of BLOCK_T positions of a sequence and goes through a
+Layout:  B, C and w are rows at any distance, all else is dense. One kernel writes norms and turns, which are kept. A
+         program of a large kernel is one warp: it takes a tile of BLOCK_T positions of a sequence and goes through a
          group of heads, so that it reads its rows of B and C once and adds their gradients up in registers. Gradients
-         of biases are summed over the positions of a program there, and over programs by `row_sums`.
+         of biases and weights are summed over the positions of a program there, and over programs by `row_sums`.
 Angles:  quarters of a circle, so that what is left of a whole number of them is exact.
 float32: everything between a load and a store.
 Limits:  none; offsets are int64.
@@ -48,20 +51,36 @@ class Tuning(NamedTuple):
     """Programs for each multiprocessor, below which heads are split into more groups."""
 
 
-INPUTS = ("B", "C", "B_bias", "C_bias", "dt", "turn")
 BLOCK_T = 8
 """Positions of a tile."""
 # one warp waits for no other where it adds up along time
 FORWARD, BACKWARD = Tuning(1, 16), Tuning(1, 8)
 TILES, COLUMNS, HEADS = 64, 32, 32
 """Tiles that a sum along time takes at once, and columns of them; heads whose angles a program adds up in a tile."""
-QUARTERS = tl.constexpr(2 / math.pi)
-"""Quarters of a circle in a radian."""
+QUARTERS, HALF_CIRCLE = tl.constexpr(2 / math.pi), tl.constexpr(math.pi)
+"""Quarters of a circle in a radian, and radians of half a circle."""
 
 
 @triton.jit
 def _load(p, o, m):
     return tl.load(p + o, mask=m, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _turn(b_w):
+    """pi tanh(w), in radians."""
+    b_s = b_w * b_w
+    # near zero the quotient would lose digits; the polynomial is that of the Cephes library
+    b_near = -0.0537397155531 + b_s * (0.0206390887954 - b_s * 0.00570498872745)
+    b_near = b_w + b_w * b_s * (-0.333332819422 + b_s * (0.133314422036 + b_s * b_near))
+    b_far = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(b_w)) + 1.0)
+    return HALF_CIRCLE * tl.where(b_s < 0.390625, b_near, tl.where(b_w < 0.0, -b_far, b_far))
+
+
+@triton.jit
+def _scale(b_sum, N, eps):
+    """1 / rms of rows with these sums of squares."""
+    return 1.0 / tl.sqrt(b_sum / N + eps)
 
 
 @triton.jit
@@ -86,24 +105,46 @@ def _cos_sin(b_x):
 
 
 @triton.jit
-def _tile_angles_kernel(
-    dt, turn, sums,
-    T, H, num_t,
-    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+def _norm(x, weight, y, row, end, x_stride, eps, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr):
+    """y, a tile of rows of x over their rms, times the weight."""
+    o_n, o_t = tl.arange(0, BLOCK_N), row + tl.arange(0, BLOCK_T)
+    m = (o_t < end)[:, None] & (o_n < N)[None, :]
+    b_x = _load(x, o_t[:, None] * x_stride + o_n[None, :], m)
+    b_x *= _scale(tl.sum(b_x * b_x, 1), N, eps)[:, None] * _load(weight, o_n, o_n < N)[None, :]
+    tl.store(y + o_t[:, None] * N + o_n[None, :], b_x, mask=m)
+
+
+@triton.jit
+def _inputs_kernel(
+    B, C, B_weight, C_weight, dt, w, B_normed, C_normed, turn, sums,
+    T, H, num_t, B_stride, C_stride, w_stride, eps,
+    R: tl.constexpr, N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """sums [batch, tiles, H, R]: by what a tile of a sequence turns a block of heads, in quarters of a circle."""
+    """Norms and turns of a tile, and sums [batch, tiles, H, R]: by what it turns heads, in quarters of a circle.
+
+    The first program of a tile does all but sums of other heads.
+    """
     num_h = tl.cdiv(H, BLOCK_H)
-    i_t = (tl.program_id(0) // num_h).to(tl.int64)
-    o_h, o_r = tl.program_id(0) % num_h * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_R)
+    i_h, i_t = tl.program_id(0) % num_h, (tl.program_id(0) // num_h).to(tl.int64)
+    o_h, o_r = i_h * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_R)
     first = i_t % num_t * BLOCK_T
     row = i_t // num_t * T + first
-    m_h, m_r = o_h < H, o_r < R
+    end = row - first + T
+    if i_h == 0:
+        _norm(B, B_weight, B_normed, row, end, B_stride, eps, N, BLOCK_N, BLOCK_T)
+        _norm(C, C_weight, C_normed, row, end, C_stride, eps, N, BLOCK_N, BLOCK_T)
     b_sums = tl.zeros([BLOCK_H, BLOCK_R], tl.float32)
     for i in tl.static_range(BLOCK_T):
-        # a position behind the end has no heads
+        # a position behind the end has neither pairs nor heads
+        m_r = o_r < tl.where(first + i < T, R, 0)
+        b_turn = _turn(_load(w, (row + i) * w_stride + o_r, m_r))
+        if i_h == 0:
+            tl.store(turn + (row + i) * R + o_r, b_turn, mask=m_r)
         b_dt = _load(dt, (row + i) * H + o_h, o_h < tl.where(first + i < T, H, 0)) * QUARTERS
-        b_sums += b_dt[:, None] * _load(turn, (row + i) * R + o_r, o_r < tl.where(first + i < T, R, 0))[None, :]
-    tl.store(sums + (i_t * H + o_h[:, None]) * R + o_r[None, :], b_sums, mask=m_h[:, None] & m_r[None, :])
+        b_sums += b_dt[:, None] * b_turn[None, :]
+    o_sums = (i_t * H + o_h[:, None]) * R + o_r[None, :]
+    tl.store(sums + o_sums, b_sums, mask=(o_h < H)[:, None] & (o_r < R)[None, :])
 
 
 @triton.jit
@@ -134,20 +175,47 @@ def _along_tiles_kernel(sums, found, columns, num_t, REVERSE: tl.constexpr, TILE
 
 
 @triton.jit
-def _step_gradients_kernel(
-    dt, turn, after, ddt_part, dturn_part, ddt, dturn,
-    rows, T, H, num_t, groups,
-    R: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+def _norm_gradient(
+    x, weight, gradients, dx, partial, row, end, x_stride, rows, groups, eps,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """ddt and dturn of a tile, from their parts [rows, H] and [groups, rows, R] within tiles.
+    """dx of a tile of rows, and its part of the weight's gradient, from gradients [groups, rows, N] of the norm."""
+    o_n, o_t = tl.arange(0, BLOCK_N), row + tl.arange(0, BLOCK_T)
+    m = (o_t < end)[:, None] & (o_n < N)[None, :]
+    o = o_t[:, None] * N + o_n[None, :]
+    b_d = tl.zeros([BLOCK_T, BLOCK_N], tl.float32)
+    for i_g in range(groups):
+        b_d += _load(gradients, i_g * rows * N + o, m)
+    b_x = _load(x, o_t[:, None] * x_stride + o_n[None, :], m)
+    b_scale = _scale(tl.sum(b_x * b_x, 1), N, eps)[:, None]
+    b_x *= b_scale
+    tl.store(partial + o_n, tl.sum(b_d * b_x, 0), mask=o_n < N)
+    b_d *= _load(weight, o_n, o_n < N)[None, :]
+    b_dx = (b_d - b_x * (tl.sum(b_d * b_x, 1) / N)[:, None]) * b_scale
+    tl.store(dx + o, b_dx.to(dx.dtype.element_ty), mask=m)
 
-    after are the sums of dtheta behind every tile, [batch, tiles, H, R].
+
+@triton.jit
+def _input_gradients_kernel(
+    B, C, B_weight, C_weight, dt, turn, after, B_part, C_part, ddt_part, dturn_part, dB, dC, ddt, dw, partial,
+    rows, T, H, num_t, B_stride, C_stride, groups, partial_stride, eps,
+    R: tl.constexpr, N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """ddt, dw, dB and dC of a tile, from parts: of ddt [rows, H], of dturn and both norms [groups, rows, R or N].
+
+    after are the sums of dtheta behind every tile, [batch, tiles, H, R], and partial [tiles, ...] are parts of the
+    gradients of both weights.
     """
     i_t = tl.program_id(0).to(tl.int64)
     o_h, o_r = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_R)
     m_h, m_r = o_h < H, o_r < R
     first = i_t % num_t * BLOCK_T
     row = i_t // num_t * T + first
+    end = row - first + T
+    partial += i_t * partial_stride
+    _norm_gradient(B, B_weight, B_part, dB, partial, row, end, B_stride, rows, groups, eps, N, BLOCK_N, BLOCK_T)
+    _norm_gradient(C, C_weight, C_part, dC, partial + N, row, end, C_stride, rows, groups, eps, N, BLOCK_N, BLOCK_T)
     o_after = (i_t * H + o_h[:, None]) * R + o_r[None, :]
     b_after = _load(after, o_after, m_h[:, None] & m_r[None, :])
     for i in tl.static_range(BLOCK_T):
@@ -157,8 +225,10 @@ def _step_gradients_kernel(
         b_dturn = tl.sum(_load(dt, o_y, m_y)[:, None] * b_after, 0)
         for i_g in range(groups):
             b_dturn += _load(dturn_part, i_g * rows * R + o_x, m_x)
-        tl.store(dturn + o_x, b_dturn, mask=m_x)
-        b_ddt = tl.sum(_load(turn, o_x, m_x)[None, :] * b_after, 1)
+        b_turn = _load(turn, o_x, m_x)
+        b_dw = b_dturn * (HALF_CIRCLE - b_turn * b_turn / HALF_CIRCLE)
+        tl.store(dw + o_x, b_dw.to(dw.dtype.element_ty), mask=m_x)
+        b_ddt = tl.sum(b_turn[None, :] * b_after, 1)
         tl.store(ddt + o_y, b_ddt + _load(ddt_part, o_y, m_y), mask=m_y)
 
 
@@ -168,7 +238,7 @@ def _rotated_keys_fwd_kernel(
     T, H, num_t, heads,
     R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a group of heads; before is theta before every tile, [batch, tiles, H, R]."""
+    """A tile of a group of heads; B and C are norms, and before is theta before every tile, [batch, tiles, H, R]."""
     N = 2 * R + REST
     groups = tl.cdiv(H, heads)
     first = tl.program_id(0) % groups * heads
@@ -208,11 +278,11 @@ def _rotated_keys_fwd_kernel(
 @triton.jit
 def _rotated_keys_bwd_kernel(
     B, C, B_bias, C_bias, dt, turn, before, dkeys, dqueries,
-    dB, dC, dB_bias, dC_bias, sums, ddt, dturn,
-    rows, T, H, num_t, heads,
+    dB, dC, partial, sums, ddt, dturn,
+    rows, T, H, num_t, partial_stride, heads,
     R: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a group of heads: dB, dC [groups, rows, N] and dB_bias, dC_bias [tiles, H, N].
+    """A tile of a group of heads: dB, dC [groups, rows, N] of norms, and partial [tiles, 2 H N + ...] of biases.
 
     Rows and tiles are those of all sequences. Of the sums of dtheta from a position on, ddt [rows, H] and dturn
     [groups, rows, R] get what lies in the tile.
@@ -238,7 +308,8 @@ def _rotated_keys_bwd_kernel(
     for i_h in range(i_g * heads, tl.minimum(i_g * heads + heads, H)):
         o_h = (o_t * H + i_h)[:, None]
         p_k, p_q = dkeys + o_h * N, dqueries + o_h * N
-        p_b, p_c = dB_bias + (i_t * H + i_h) * N, dC_bias + (i_t * H + i_h) * N
+        p_b = partial + i_t * partial_stride + i_h * N
+        p_c = p_b + H * N
         if REST > 0:
             b_g, b_h = _load(p_k, o_n[None, :], m_n), _load(p_q, o_n[None, :], m_n)
             b_dB3, b_dC3 = b_dB3 + b_g, b_dC3 + b_h
@@ -275,6 +346,31 @@ def _rotated_keys_bwd_kernel(
         tl.store(p_C + o_n[None, :], b_dC3, mask=m_n)
 
 
+class Inputs(NamedTuple):
+    """The tensors of the operator, B, C and w as rows."""
+
+    B: Tensor
+    C: Tensor
+    B_weight: Tensor
+    C_weight: Tensor
+    B_bias: Tensor
+    C_bias: Tensor
+    dt: Tensor
+    w: Tensor
+
+
+class Prepared(NamedTuple):
+    """What both large kernels read beside biases and steps, all float32."""
+
+    B: Tensor
+    C: Tensor
+    """Norms, [rows, N]."""
+    turn: Tensor
+    """[rows, R]."""
+    before: Tensor
+    """theta before every tile, [tiles of all sequences, H, R]."""
+
+
 class Plan(NamedTuple):
     """The work of both large kernels, and the arguments of all kernels behind their tensors."""
 
@@ -284,20 +380,29 @@ class Plan(NamedTuple):
     """Groups of heads."""
     numbers: dict[str, int]
     blocks: dict[str, Any]
+    channels: dict[str, int]
+    """Sizes for whole rows of B and C."""
     rest: dict[str, Any]
     """Arguments of the large kernels alone."""
 
 
-def _plan(B: Tensor, dt: Tensor, turn: Tensor, tuning: Tuning) -> Plan:
-    (batch, length, states), heads, pairs = B.shape, dt.shape[2], turn.shape[2]
+def _rows(x: Tensor) -> Tensor:
+    """x [batch, T, N] as [rows, N] with contiguous columns; copied where its rows are not one distance apart."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _plan(inputs: Inputs, tuning: Tuning) -> Plan:
+    (batch, length, heads), states, pairs = inputs.dt.shape, inputs.B.shape[1], inputs.w.shape[1]
     block, rest = min(BLOCK_T, power_of_2(length)), states - 2 * pairs
     num_t = cdiv(length, block)
-    wanted = min(heads, cdiv(tuning.programs * num_processors(B.device), batch * num_t))
+    wanted = min(heads, cdiv(tuning.programs * num_processors(inputs.dt.device), batch * num_t))
     in_group = cdiv(heads, wanted)
     numbers = {"T": length, "H": heads, "num_t": num_t}
     blocks = {"R": pairs, "BLOCK_R": power_of_2(pairs), "BLOCK_T": block}
+    channels = {"N": states, "BLOCK_N": power_of_2(states)}
     more = {"REST": rest, "BLOCK_REST": power_of_2(max(1, rest)), "num_warps": tuning.num_warps}
-    return Plan(batch * num_t, cdiv(heads, in_group), numbers, blocks, {"heads": in_group, **blocks, **more})
+    return Plan(batch * num_t, cdiv(heads, in_group), numbers, blocks, channels, {"heads": in_group, **blocks, **more})
 
 
 def _along_tiles(sums: Tensor, batch: int, *, reverse: bool) -> Tensor:
@@ -310,85 +415,95 @@ def _along_tiles(sums: Tensor, batch: int, *, reverse: bool) -> Tensor:
     return found
 
 
-def _angles(B: Tensor, dt: Tensor, turn: Tensor) -> Tensor:
-    """theta before every tile, [tiles of all sequences, H, R]."""
-    work, (batch, _, heads) = _plan(B, dt, turn, FORWARD), dt.shape
-    sums = torch.empty(work.tiles, heads, turn.shape[2], dtype=torch.float32, device=B.device)
+def _prepare(inputs: Inputs, eps: float) -> Prepared:
+    B, C, B_weight, C_weight, _, _, dt, w = inputs
+    work, (batch, _, heads) = _plan(inputs, FORWARD), dt.shape
+    B_normed, C_normed, turn = (torch.empty(x.shape, dtype=torch.float32, device=x.device) for x in (B, C, w))
+    sums = torch.empty(work.tiles, heads, w.shape[1], dtype=torch.float32, device=dt.device)
     block = min(HEADS, power_of_2(heads))
     launch(
-        _tile_angles_kernel, work.tiles * cdiv(heads, block), dt=dt, turn=turn, sums=sums, **work.numbers,
-        **work.blocks, BLOCK_H=block, num_warps=4,
+        _inputs_kernel, work.tiles * cdiv(heads, block), B=B, C=C, B_weight=B_weight, C_weight=C_weight, dt=dt, w=w,
+        B_normed=B_normed, C_normed=C_normed, turn=turn, sums=sums, **work.numbers, B_stride=B.stride(0),
+        C_stride=C.stride(0), w_stride=w.stride(0), eps=eps, **work.blocks, **work.channels, BLOCK_H=block, num_warps=4,
     )  # fmt: skip
-    return _along_tiles(sums, batch, reverse=False)
+    return Prepared(B_normed, C_normed, turn, _along_tiles(sums, batch, reverse=False))
 
 
-def _forward(tensors: tuple[Tensor, ...], before: Tensor, dtype: torch.dtype) -> Tensor:
+def _read(inputs: Inputs, prepared: Prepared) -> dict[str, Tensor]:
+    """What both large kernels read, in their order."""
+    B, C, turn, before = prepared
+    of_heads = {"B_bias": inputs.B_bias, "C_bias": inputs.C_bias, "dt": inputs.dt}
+    return {"B": B, "C": C, **of_heads, "turn": turn, "before": before}
+
+
+def _forward(inputs: Inputs, prepared: Prepared, dtype: torch.dtype) -> Tensor:
     """k and q, one behind the other."""
-    B, *_, dt, turn = tensors
-    work = _plan(B, dt, turn, FORWARD)
-    both = torch.empty(2, *dt.shape, B.shape[2], dtype=dtype, device=B.device)
+    work, dt = _plan(inputs, FORWARD), inputs.dt
+    both = torch.empty(2, *dt.shape, inputs.B.shape[1], dtype=dtype, device=dt.device)
     keys, queries = both
     launch(
-        _rotated_keys_fwd_kernel, work.tiles * work.groups, **dict(zip(INPUTS, tensors, strict=True)), before=before,
-        keys=keys, queries=queries, **work.numbers, **work.rest,
+        _rotated_keys_fwd_kernel, work.tiles * work.groups, **_read(inputs, prepared), keys=keys, queries=queries,
+        **work.numbers, **work.rest,
     )  # fmt: skip
     return both
 
 
-def _backward(tensors: list[Tensor], before: Tensor, dkeys: Tensor, dqueries: Tensor) -> tuple[Tensor, ...]:
-    B, _, B_bias, _, dt, turn = tensors
-    work = _plan(B, dt, turn, BACKWARD)
-    (batch, length, heads), pairs = dt.shape, turn.shape[2]
+def _backward(inputs: Inputs, prepared: Prepared, eps: float, dkeys: Tensor, dqueries: Tensor) -> tuple[Tensor, ...]:
+    """Gradients of the inputs, those of B, C and w in their dtypes."""
+    B, C, B_weight, C_weight, B_bias, _, dt, w = inputs
+    work = _plan(inputs, BACKWARD)
+    (rows, states), pairs, heads, of_bias = B.shape, w.shape[1], dt.shape[2], B_bias.numel()
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=B.device)
 
-    dB, dC = empty(work.groups, *B.shape), empty(work.groups, *B.shape)
-    dB_bias, dC_bias = empty(work.tiles, B_bias.numel()), empty(work.tiles, B_bias.numel())
-    sums = empty(work.tiles, heads, pairs)
-    ddt, dturn = empty(*dt.shape), empty(*turn.shape)
-    ddt_part, dturn_part = empty(*dt.shape), empty(work.groups, *turn.shape)
-    rows = {"rows": batch * length}
+    B_part, C_part, dturn_part = (empty(work.groups, rows, size) for size in (states, states, pairs))
+    sums, ddt_part, ddt = empty(work.tiles, heads, pairs), empty(*dt.shape), empty(*dt.shape)
+    # of both biases, then of both weights
+    partial = empty(work.tiles, 2 * of_bias + 2 * states)
+    dB, dC, dw = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (B, C, w))
     launch(
-        _rotated_keys_bwd_kernel, work.tiles * work.groups, **dict(zip(INPUTS, tensors, strict=True)), before=before,
-        dkeys=dense(dkeys), dqueries=dense(dqueries), dB=dB, dC=dC, dB_bias=dB_bias, dC_bias=dC_bias, sums=sums,
-        ddt=ddt_part, dturn=dturn_part, **rows, **work.numbers, **work.rest,
+        _rotated_keys_bwd_kernel, work.tiles * work.groups, **_read(inputs, prepared), dkeys=dense(dkeys),
+        dqueries=dense(dqueries), dB=B_part, dC=C_part, partial=partial, sums=sums, ddt=ddt_part, dturn=dturn_part,
+        rows=rows, **work.numbers, partial_stride=partial.shape[1], **work.rest,
     )  # fmt: skip
-    after, block = _along_tiles(sums, batch, reverse=True), power_of_2(heads)
+    after, block = _along_tiles(sums, len(dt), reverse=True), power_of_2(heads)
     launch(
-        _step_gradients_kernel, work.tiles, dt=dt, turn=turn, after=after, ddt_part=ddt_part, dturn_part=dturn_part,
-        ddt=ddt, dturn=dturn, **rows, **work.numbers, groups=work.groups, **work.blocks, BLOCK_H=block,
+        _input_gradients_kernel, work.tiles, B=B, C=C, B_weight=B_weight, C_weight=C_weight, dt=dt, turn=prepared.turn,
+        after=after, B_part=B_part, C_part=C_part, ddt_part=ddt_part, dturn_part=dturn_part, dB=dB, dC=dC, ddt=ddt,
+        dw=dw, partial=partial[:, 2 * of_bias :], rows=rows, **work.numbers, B_stride=B.stride(0), C_stride=C.stride(0),
+        groups=work.groups, partial_stride=partial.shape[1], eps=eps, **work.blocks, **work.channels, BLOCK_H=block,
         num_warps=max(1, min(8, block // 32)),
     )  # fmt: skip
-    dB, dC = (x[0] if work.groups == 1 else x.sum(0) for x in (dB, dC))
-    dB_bias, dC_bias = (row_sums(x).view(B_bias.shape) for x in (dB_bias, dC_bias))
-    return dB, dC, dB_bias, dC_bias, ddt, dturn
+    dB_bias, dC_bias, dB_weight, dC_weight = row_sums(partial).split((of_bias, of_bias, states, states))
+    return dB, dC, dB_weight, dC_weight, dB_bias.view(B_bias.shape), dC_bias.view(B_bias.shape), ddt, dw
 
 
 class RotatedKeys(OnceDifferentiable):
-    """A dtype and the six tensors of the operator to k and q. The tensors are kept, and theta before every tile."""
+    """A dtype, eps and `Inputs` to k and q. All inputs are kept, and what was prepared from them."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        B, *_, dt, turn = tensors
-        before = _angles(B, dt, turn)
-        save(ctx, *tensors, before)
-        k, q = _forward(tensors, before, dtype)
+    def forward(ctx: Any, dtype: torch.dtype, eps: float, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = Inputs(*tensors)
+        prepared = _prepare(inputs, eps)
+        save(ctx, *inputs, *prepared)
+        ctx.eps = eps
+        k, q = _forward(inputs, prepared, dtype)
         return k, q
 
     @staticmethod
     def backward(ctx: Any, dkeys: Tensor, dqueries: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, before = saved(ctx)
-        gradients = _backward(tensors, before, dkeys, dqueries)
-        return None, *(g.to(x.dtype) for g, x in zip(gradients, tensors, strict=True))
+        tensors = saved(ctx)
+        inputs, prepared = Inputs(*tensors[:8]), Prepared(*tensors[8:])
+        gradients = _backward(inputs, prepared, ctx.eps, dkeys, dqueries)
+        return None, None, *(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
 
-def rotated_keys_triton(
-    B: Tensor, C: Tensor, B_bias: Tensor, C_bias: Tensor, dt: Tensor, turn: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """`rotated_keys` for arguments that were checked."""
-    tensors = tuple(dense(x) for x in (B, C, B_bias, C_bias, dt, turn))
-    if needs_gradient(*tensors):
-        return RotatedKeys.apply(dtype, *tensors)
-    k, q = _forward(tensors, _angles(tensors[0], *tensors[4:]), dtype)
+def rotated_keys_triton(tensors: tuple[Tensor, ...], eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`rotated_keys` for arguments that were checked, in the order of `Inputs`."""
+    B, C, *factors, w = tensors
+    inputs = Inputs(*[_rows(B), _rows(C), *map(dense, factors), _rows(w)])
+    if needs_gradient(*inputs):
+        return RotatedKeys.apply(dtype, eps, *inputs)
+    k, q = _forward(inputs, _prepare(inputs, eps), dtype)
     return k, q

@@ -8,20 +8,22 @@ from subquad.kernels.rotated_keys import rotated_keys
 from subquad.kernels.rotated_keys.reference import rotated_keys_reference
 from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, normal, ours, sizes, traffic, uniform
 
-KEEP = ("B_bias", "C_bias", "dt", "turn")
+KEEP = ("B_weight", "C_weight", "B_bias", "C_bias", "dt")
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
-    """Steps and biases of a model at its start, and turns of up to a quarter of a circle a step of one tenth."""
+    """Steps and biases of a model at its start."""
     batch, length, heads, states, pairs = sizes(shape, "BTHNR")
     wide = torch.promote_types(dtype, torch.float32)
     return {
         "B": normal(generator, dtype, batch, length, states),
         "C": normal(generator, dtype, batch, length, states),
+        "B_weight": 1 + normal(generator, wide, states) / 4,
+        "C_weight": 1 + normal(generator, wide, states) / 4,
         "B_bias": 1 + normal(generator, wide, heads, states) / 4,
         "C_bias": 1 + normal(generator, wide, heads, states) / 4,
         "dt": uniform(generator, wide, 0.01, 0.1, batch, length, heads),
-        "turn": uniform(generator, wide, -15.0, 15.0, batch, length, pairs),
+        "w": normal(generator, dtype, batch, length, pairs),
     }
 
 
@@ -30,7 +32,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     batch, length, heads, states, pairs = sizes(shape, "BTHNR")
     rows, wide = batch * length, max(4, dtype.itemsize)
     of_heads = rows * heads
-    read = 2 * rows * states * dtype.itemsize + (2 * heads * states + of_heads + rows * pairs) * wide
+    read = rows * (2 * states + pairs) * dtype.itemsize + (2 * heads * states + of_heads) * wide
     written = 2 * of_heads * states * dtype.itemsize
     return Cost(
         num_bytes=traffic(read, written, backward),

@@ -34,10 +34,11 @@ def test_more_than_two_to_the_31_elements():
         return torch.randn(*shape, generator=g, device="cuda")
 
     inputs = {name: randn(1, rows, states) for name in "BC"} | {f"{name}_bias": randn(heads, states) for name in "BC"}
-    inputs |= {"dt": randn(1, rows, heads), "turn": randn(1, rows, pairs)}
+    inputs |= {f"{name}_weight": randn(states) for name in "BC"}
+    inputs |= {"dt": randn(1, rows, heads), "w": randn(1, rows, pairs)}
     # the last positions alone start from angles of zero
     inputs["dt"][:, :-40] = 0
-    end = {name: x if name.endswith("bias") else x[:, -40:] for name, x in inputs.items()}
+    end = {name: x if name.endswith(("bias", "weight")) else x[:, -40:] for name, x in inputs.items()}
     wholes = {name: x.requires_grad_() for name, x in inputs.items()}
     made = TRITON(**wholes, dtype=torch.bfloat16)
     drawn = [torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y).bfloat16().to(y) for y in made]

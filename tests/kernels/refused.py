@@ -386,7 +386,8 @@ REFUSED = {
         ("C must be [2, 20, 9] to go with B, got [2, 20, 8]", {"C": less(2)}),
         ("B_bias must be [H, 9] with H >= 1, got [3, 8]", {"B_bias": less(1)}),
         ("C_bias must be [3, 9] to go with B, got [2, 9]", {"C_bias": less(0)}),
-        ("turn must be [2, 20, R] with 1 <= R <= 4, half of N, got [2, 20, 5]", {"turn": ones(2, 20, 5)}),
+        ("B_weight must be [9] to go with B, got [8]", {"B_weight": less(0)}),
+        ("w must be [2, 20, R] with 1 <= R <= 4, half of N, got [2, 20, 5]", {"w": ones(2, 20, 5)}),
         ("dt must be [2, 20, 3] to go with B, got [2, 20, 1]", {"dt": one(2)}),
     ],
     "ssd": [

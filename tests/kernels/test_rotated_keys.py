@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys
+from subquad.kernels.rotated_keys import rotate_pairs, rotated_keys, turns
 from subquad.kernels.rotated_keys.reference import rotated_keys_reference
 from subquad.kernels.rotated_keys.workloads import KEEP
 from subquad.suite.laws.accuracy import assert_matches_reference
@@ -24,22 +24,27 @@ def make_inputs(batch, length, heads, states, pairs, *, dtype=torch.float64):
     return {
         "B": randn(batch, length, states),
         "C": randn(batch, length, states),
+        "B_weight": randn(states),
+        "C_weight": randn(states),
         "B_bias": randn(heads, states),
         "C_bias": randn(heads, states),
         "dt": randn(batch, length, heads),
-        "turn": 3 * randn(batch, length, pairs),
+        "w": randn(batch, length, pairs),
     }
 
 
 def test_a_pair_turns_as_a_complex_number():
     inputs = make_inputs(2, 4, 3, 7, 2)
     keys, queries = rotated_keys_reference(**inputs)
-    turn = torch.exp(1j * (inputs["dt"].unsqueeze(-1) * inputs["turn"].unsqueeze(-2)).cumsum(1))
-    k, q = inputs["B"].unsqueeze(2) + inputs["B_bias"], inputs["C"].unsqueeze(2) + inputs["C_bias"]
+    turn = torch.exp(1j * (inputs["dt"].unsqueeze(-1) * turns(inputs["w"]).unsqueeze(-2)).cumsum(1))
+    k, q = (
+        torch.nn.functional.rms_norm(inputs[x], (7,), inputs[f"{x}_weight"], 1e-5).unsqueeze(2) + inputs[f"{x}_bias"]
+        for x in "BC"
+    )
     for x, y in ((k, keys), (q, queries)):
         turned = torch.complex(x[..., :2], x[..., 2:4]) * turn
         torch.testing.assert_close(torch.complex(y[..., :2], y[..., 2:4]), turned)
-        assert torch.equal(y[..., 4:], x[..., 4:])
+        torch.testing.assert_close(y[..., 4:], x[..., 4:])
 
 
 @pytest.mark.parametrize("programs", [1, 4, 100])

@@ -345,8 +345,8 @@ def _rotary(draw: Draw) -> Iterator[Call]:
 
 
 def _rotated_keys(draw: Draw) -> Iterator[Call]:
-    inputs = {"B": draw(2, 5, 9), "C": draw(2, 5, 9), "B_bias": draw(3, 9), "C_bias": draw(3, 9)}
-    inputs |= {"dt": draw(2, 5, 3), "turn": draw(2, 5, 2, low=-3.0, high=3.0)}
+    inputs = {"B": draw(2, 5, 9), "C": draw(2, 5, 9), "B_weight": draw(9), "C_weight": draw(9)}
+    inputs |= {"B_bias": draw(3, 9), "C_bias": draw(3, 9), "dt": draw(2, 5, 3), "w": draw(2, 5, 2)}
     yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
 
 

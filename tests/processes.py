@@ -20,7 +20,7 @@ def with_subquad(*folders: Path) -> dict[str, str]:
 def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The end and the output of a Python process with `subquad`, in the root of the repository."""
     command, surroundings = [sys.executable, "-c", code], with_subquad() | environment
-    return subprocess.run(command, cwd=HOME, env=surroundings, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=HOME, env=surroundings, capture_output=True, text=True, timeout=240)
 
 
 def until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -25,7 +25,7 @@ CHROMIUM = next(
 )
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium or google-chrome on the PATH")
 
-LONGEST_WAIT_S = 60
+LONGEST_WAIT_S = 120
 KEYS = {"Enter": (13, "\r"), " ": (32, " "), "Escape": (27, ""), "Tab": (9, "")}
 BEFORE = """
 window.errors = [];

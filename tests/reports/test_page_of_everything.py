@@ -45,7 +45,7 @@ def everything(tmp_path_factory) -> Iterator[tuple[Browser, Path]]:
     folder = tmp_path_factory.mktemp("browser")
     file = folder / "page.html"
     command = [sys.executable, "run_suite.py", "report", "--all", "--results", str(REPOSITORY.reference)]
-    subprocess.run([*command, "--out", str(file)], check=True, capture_output=True, timeout=120)
+    subprocess.run([*command, "--out", str(file)], check=True, capture_output=True, timeout=240)
     with browser(folder) as found:
         yield found, file
 

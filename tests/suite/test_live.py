@@ -93,7 +93,6 @@ def test_lines_that_cannot_be_written_do_not_fail_the_run(tmp_path):
         assert execute(run, tmp_path, CPU).status == "ok"
 
 
-@pytest.mark.timeout(60)
 def test_a_pipe_in_the_place_of_the_lines_is_named_and_nobody_waits(tmp_path):
     run = toy()
     path = storage.log_path(tmp_path, run.experiment, run.scale, run.run_id)

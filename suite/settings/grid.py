@@ -80,12 +80,14 @@ def check_grid(config: ExperimentConfig, scale: str, where: str) -> None:
 
 
 def _check_key(config: ExperimentConfig, key: str, where: str) -> None:
-    section, dot, _ = key.partition(".")
-    if section not in config.sections or not dot:
+    section, _, option = key.partition(".")
+    if section not in config.sections:
         raise ValueError(
             f"{where}: {key!r}: a dotted key starts with {', '.join(config.sections)}"
             f"{nearest(section, config.sections)}"
         )
+    if not option:
+        raise ValueError(f"{where}: {key!r}: expected a dotted key of one option, such as train.lr")
 
 
 def check_table(config: ExperimentConfig, scale: str, where: str) -> None:

@@ -53,6 +53,7 @@ REFUSED = [
         "run quickstart --set trian.lr=1",
         "error: --set trian.lr=1: 'trian.lr': a dotted key starts with task, model, train",
     ),
+    ("run quickstart --set train={}", "'train': expected a dotted key of one option, such as train.lr"),
     ("run quickstart --only lr=1e-3", "--only lr: no run has this key (did you mean 'train.lr'?)"),
     ("run quickstart --only model.name=rwkv", "--only model.name=rwkv", "no run has it", "--plugin"),
     ("run quickstart --only model.nam=gla", "--only model.nam", "did you mean 'model.name'"),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subquad.suite.contracts import Batch, Segment, Task
+from subquad.suite.contracts import IGNORE, Batch, Segment, Task
 from subquad.suite.rng import numpy_generator
 from subquad.suite.runs import RunEnded
 
@@ -77,11 +77,13 @@ def load_splits(task: Task, seed: int) -> Splits:
 
 
 def require_rows(task: Task, splits: Splits, seed: int, name: str) -> None:
-    """Raises RunEnded for a task without training or test rows, whose run would measure nothing."""
+    """Raises RunEnded for a task without training or test rows or training labels, whose run would measure nothing."""
     # the search ends at the first segment with rows, so that the longer ones of a test are not made twice
     for split, segments in (("test", rows_of(task, "test", seed)), ("train", splits.train)):
         if not (task.fresh and split == "train") and not any(len(segment) for segment in segments):
             raise RunEnded("failed", f"task {name} has no rows in its split {split!r}")
+    if not task.fresh and all(int(segment.targets.numpy().max()) == IGNORE for segment in splits.train if len(segment)):
+        raise RunEnded("failed", f"task {name} has no labels in its split 'train'")
 
 
 def staged_digest(splits: Splits, stages: Sequence[Task], seed: int) -> str:

@@ -104,6 +104,7 @@ def test_a_run_that_ends_badly_is_a_row_with_its_reason(tmp_path, fault, status)
         ("test", 0, "no rows in its split 'test'"),
         ("test", None, "no rows in its split 'test'"),
         ("test", 40, "no labels in its split 'test'"),
+        ("train", 70, "no labels in its split 'train'"),
     ],
 )
 def test_a_task_that_has_nothing_to_measure_is_a_failed_run(tmp_path, monkeypatch, split, left, words):

@@ -227,6 +227,7 @@ def test_a_process_is_killed_with_what_it_has_started():
     assert until(lambda: all(map(has_ended, pids)), seconds=30)
 
 
+@pytest.mark.timeout(150)
 def test_a_run_that_hangs_fails_with_its_last_sign_and_the_others_go_on(tmp_path):
     hanging = {
         "training, step 0": make_run(model={"fault": "hang"}),
@@ -256,6 +257,7 @@ def test_a_run_that_hangs_beside_its_team_leaves_no_process(tmp_path):
     assert until(lambda: all(map(has_ended, children(server))), seconds=30)
 
 
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("fault", ["hang", "hang in saving"])
 def test_a_worker_that_does_not_heed_a_signal_is_killed_after_the_grace(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(local, "SAME_S", 0.1)

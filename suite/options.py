@@ -209,7 +209,11 @@ def read_yaml_file(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        words = " ".join(str(error).split()).replace(' in "<unicode string>", line', " in line")
+        # the library does not name the character
+        tabs = "; lines are indented by spaces, and no value begins with a tab, @, % or a backtick"
+        tabs *= "cannot start any token" in words
+        raise ValueError(f"{path}: not valid YAML: {words}{tabs}") from None
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:

@@ -259,6 +259,7 @@ def test_a_grid_file_with_an_unknown_key_is_refused_by_name(tmp_path):
     [
         ("", "grid.yaml: the file is empty; expected a mapping"),
         ("# nothing yet\n", "grid.yaml: the file is empty"),
+        ("title: x\nbaseline:\n\ttask: {}\n", "in line 3, column 1; lines are indented by spaces, and no value"),
         ("title: x\nseeds: -3\n", "seeds: expected a list of seeds, such as [0, 1, 2], got -3"),
         ("title: x\nseeds: [1, 0, 1]\n", "seeds: expected different seeds, such as [0, 1, 2], got [1, 0, 1]"),
         ("title: x\nscales: {a: {seeds: 3}}\n", "seeds: expected a list of seeds, such as [0, 1, 2], got 3"),

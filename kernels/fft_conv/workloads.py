@@ -203,6 +203,7 @@ AT = Workload(
         "paper": tuple({"B": 64, "T": 4112, "D": width, "P": 16, "places": "last"} for width in (64, 128)),
     },
     dtypes=(torch.float32,),
+    keep=("filter", "D"),
     small=(
         {"B": 2, "T": 70, "D": 3, "P": 5, "places": "last"},
         # a program adds the gradients of the taps from two sequences

@@ -103,7 +103,7 @@ def test_inputs_are_the_generators_alone(op):
 def test_inputs_have_the_dtype_asked_for_except_those_kept(op):
     found = workload(op)
     inputs = found.make_inputs(short_shapes(op)[0], torch.bfloat16, torch.Generator().manual_seed(5))
-    assert set(found.keep) <= {*inputs, *found.states} | {"D", "dt_bias", "bias", "own", "rate", "skip_scale"}
+    assert set(found.keep) <= {*inputs, *found.states} | {"D", "dt_bias", "bias", "log_rate", "own", "skip_scale"}
     for name, value in inputs.items():
         if isinstance(value, Tensor) and value.is_floating_point():
             assert value.dtype == (torch.float32 if name in found.keep else torch.bfloat16), name

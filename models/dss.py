@@ -69,7 +69,7 @@ class Stretched(OnceDifferentiable):
         dgain = dgained * W
         dgain = (dgain if W.ndim == 2 else dgain.sum(0)) * inverse
         dW = (dgained * gain).conj_physical_()
-        # of s, and of the divisor
+        # the gradient reaches a through s and through the divisor
         da = torch.view_as_real(torch.conj_physical(dgain).add_(ds))
         dlambda = torch.view_as_real((dgain * gain).sum(0))
         dturned = da[..., 1]

@@ -360,7 +360,7 @@ class Inputs(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What both large kernels read beside biases and steps, all float32."""
+    """Both large kernels read these tensors beside biases and steps; all are float32."""
 
     B: Tensor
     C: Tensor
@@ -430,7 +430,7 @@ def _prepare(inputs: Inputs, eps: float) -> Prepared:
 
 
 def _read(inputs: Inputs, prepared: Prepared) -> dict[str, Tensor]:
-    """What both large kernels read, in their order."""
+    """Returns the arguments that both large kernels read, in their order."""
     B, C, turn, before = prepared
     of_heads = {"B_bias": inputs.B_bias, "C_bias": inputs.C_bias, "dt": inputs.dt}
     return {"B": B, "C": C, **of_heads, "turn": turn, "before": before}
@@ -459,7 +459,7 @@ def _backward(inputs: Inputs, prepared: Prepared, eps: float, dkeys: Tensor, dqu
 
     B_part, C_part, dturn_part = (empty(work.groups, rows, size) for size in (states, states, pairs))
     sums, ddt_part, ddt = empty(work.tiles, heads, pairs), empty(*dt.shape), empty(*dt.shape)
-    # of both biases, then of both weights
+    # its columns have the gradients of both biases, then those of both weights
     partial = empty(work.tiles, 2 * of_bias + 2 * states)
     dB, dC, dw = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (B, C, w))
     launch(

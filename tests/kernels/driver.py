@@ -149,7 +149,7 @@ def main(folder: Path) -> None:
         assert first.values[1] == second.values[0]
         calls.append([launched._replace(values=launched.values[2:]) for launched in told])
         told.clear()
-        # what was compiled must outlive Triton's own table
+        # the compiled kernel must outlive Triton's own table
         _every_kind_kernel.device_caches.clear()
         gc.collect()
         twice.function = double if len(calls) < 2 else None

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from subquad.tasks.data import cache
 from subquad.tasks.data.faults import DataError
@@ -28,6 +28,9 @@ DAMAGE = (
     *(RuntimeError, OverflowError),
 )
 """Exceptions that reading a damaged archive raises."""
+
+GZIP = b"\x1f\x8b"
+"""The first bytes of a gz."""
 
 MOST_RATIO = 200
 """Largest ratio of what an archive holds to its own size. That of text is at most 20, that of zeros 1000 and more."""
@@ -44,7 +47,7 @@ def unpack(archive: Path, target: Path, wanted: Sequence[str] = ("",), progress:
     wanted: prefixes of the paths in the archive that are unpacked.
     """
     with _readable(archive), cache.new_folder(target) as folder:
-        members = _tar if tarfile.is_tarfile(archive) else _zip if zipfile.is_zipfile(archive) else _gzip
+        members = _tar if _is_tar(archive) else _zip if zipfile.is_zipfile(archive) else _gzip
         count, bounded = 0, _Bounded(archive)
         for name, content in members(archive):
             path = _inside(archive, name)
@@ -114,8 +117,24 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"{error} at byte {tarfile_.offset}") from None
 
 
+def _opened(archive: Path) -> tarfile.TarFile:
+    """The tar, packed or not. TarError where it is none."""
+    with archive.open("rb") as file:
+        # the packed bytes of a gz can by chance have the checksum of a tar's header, which is a sum
+        mode: Literal["r:gz", "r:*"] = "r:gz" if file.read(2) == GZIP else "r:*"
+    return tarfile.open(archive, mode, tarinfo=_Member)
+
+
+def _is_tar(archive: Path) -> bool:
+    try:
+        _opened(archive).close()
+    except tarfile.TarError:
+        return False
+    return True
+
+
 def _tar(archive: Path) -> Members:
-    with tarfile.open(archive, "r:*", tarinfo=_Member) as tar:
+    with _opened(archive) as tar:
         for member in tar:
             if not (member.isfile() or member.isdir()):
                 kind = "link" if member.issym() or member.islnk() else "device"
@@ -148,7 +167,7 @@ def _zip(archive: Path) -> Members:
 def _gzip(archive: Path) -> Members:
     with archive.open("rb") as file:
         # otherwise an empty file would be accepted as an empty archive
-        if file.read(2) != b"\x1f\x8b":
+        if file.read(2) != GZIP:
             raise gzip.BadGzipFile("it is no tar, zip or gz file")
     with gzip.open(archive) as content:
         yield archive.name.removesuffix(".gz"), content  # type: ignore[misc]

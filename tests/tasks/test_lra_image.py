@@ -1,6 +1,5 @@
 """LRA Image: official pickles, folders of pictures, the grey of Pillow, and the split of S4 and DSS."""
 
-import contextlib
 import io
 import os
 import pickle
@@ -120,17 +119,18 @@ def test_a_damaged_batch_is_named(official, damage):
         load(official, "train")
 
 
-def test_a_wrong_byte_in_the_description_of_an_array_does_not_crash():
+def test_a_wrong_byte_in_the_description_of_an_array_changes_no_picture():
     pictures = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
     content = pickle.dumps({b"data": pictures}, protocol=2)
-    start = content.index(b"numpy")
-    for place in range(start, start + 220):
+    for place in range(content.index(b"numpy"), content.index(bytes(range(32)))):
         # the codes of an object, and of a place in the unpickler's memory that is far away, crash NumPy and pickle
         for byte in (0, 1, 4, ord("O"), ord("r"), 255, content[place] ^ 1):
             damaged = io.BytesIO(content[:place] + bytes([byte]) + content[place + 1 :])
-            with contextlib.suppress(Exception):
+            try:
                 found = _bytes_in(_Batch(damaged, encoding="bytes").load()[b"data"])
-                assert sorted(found.reshape(-1)) == sorted(pictures.reshape(-1))
+            except Exception:
+                continue
+            assert found.tobytes() == pictures.tobytes()
 
 
 def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(official, tmp_path_factory, use_manifest):

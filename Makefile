@@ -28,10 +28,11 @@ quick: $(VENV)/test.stamp
 test-all: test
 	$(MAKE) --no-print-directory slow
 
-# Called by `test-all`, and by CI beside the site.
+# Called by `test-all`, and by CI beside the site and with a time at which it ends: `make slow UNTIL=TIME` begins no test
+# after TIME, in seconds since 1970 (tests/time_limit.py).
 slow: $(VENV)/test.stamp
-	$(PYTEST) $(PARALLEL) -m "slow and not timing"
-	$(PYTEST) tests/benchmarks --benchmark-disable -m "timing and slow"
+	$(PYTEST) $(PARALLEL) -m "slow and not timing" $(UNTIL:%=--until %)
+	$(PYTEST) tests/benchmarks --benchmark-disable -m "timing and slow" $(UNTIL:%=--until %)
 
 # The tests that need a GPU. Nearly all of their time is the compilation of kernels, which the workers share. The tests
 # that take much of its memory have the GPU to themselves.

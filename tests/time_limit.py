@@ -1,12 +1,15 @@
-"""A limit on the processor time of tests that the quick tier runs: the option `--limit-s` of pytest."""
+"""Two options of pytest: `--limit-s` limits the processor time of a quick test, `--until` the time of a session."""
 
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
 LIMIT = "--limit-s"
+UNTIL = "--until"
+NO_TIME = "no time was left to begin it"
 
 
 def pytest_addoption(parser):
@@ -16,12 +19,21 @@ def pytest_addoption(parser):
         metavar="SECONDS",
         help="fail if a test without the mark `slow` takes more processor time, set-up and child processes included",
     )
+    parser.addoption(
+        UNTIL,
+        type=int,
+        metavar="TIME",
+        help="begin no test after this time, in seconds since 1970; it also decides which test comes first",
+    )
 
 
 def pytest_configure(config):
     limit_s = config.getoption(LIMIT)
     if limit_s is not None:
         config.pluginmanager.register(TimeLimit(limit_s))
+    until = config.getoption(UNTIL)
+    if until is not None:
+        config.pluginmanager.register(Until(until))
 
 
 class TimeLimit:
@@ -66,3 +78,28 @@ class TimeLimit:
             terminalreporter.section(f"more than {self.limit_s:g} s without the mark `slow`", red=True)
         for name, taken_s in sorted(self.offenders.items()):
             terminalreporter.line(f"{taken_s:.1f} s  {name}")
+
+
+class Until:
+    """Skips the tests that have not begun at the time `until`, and says how many they are.
+
+    The order of the tests is turned by a number of places that depends on `until`, so that every test is among the
+    first in some sessions. All workers of pytest-xdist are given the same number, because they need the same order.
+    """
+
+    def __init__(self, until: int) -> None:
+        self.until = until
+
+    def pytest_collection_modifyitems(self, items):
+        first = self.until % max(len(items), 1)
+        items[:] = items[first:] + items[:first]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self):
+        if time.time() > self.until:
+            pytest.skip(NO_TIME)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        left = [report for report in terminalreporter.getreports("skipped") if NO_TIME in str(report.longrepr)]
+        if left:
+            terminalreporter.section(f"{len(left)} tests had no time left to begin", yellow=True)

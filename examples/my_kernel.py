@@ -26,7 +26,8 @@ def _soft_cap_kernel(x, y, cap, N, BLOCK: tl.constexpr):
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """cap tanh(x / cap) for x of any shape. It reads no data, so it can be called on meta tensors."""
-    x = x.contiguous()
+    # the kernel reads memory, which has the opposite signs where x is torch.conj(z).imag
+    x = x.resolve_neg().contiguous()
     y = torch.empty_like(x)
     _soft_cap_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, cap, x.numel(), BLOCK=1024)
     return y

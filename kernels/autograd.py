@@ -24,7 +24,15 @@ def kept(state: Tensor) -> Tensor:
 
 
 class Function(torch.autograd.Function):
-    """`torch.autograd.Function` that says in one sentence that the transforms of `torch.func` cannot enter it."""
+    """`torch.autograd.Function` whose gradients are in memory as they are, which kernels and views by pairs rely on.
+
+    It says in one sentence that the transforms of `torch.func` cannot enter it.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "backward" in cls.__dict__:
+            cls.backward = staticmethod(_on_resolved_signs(cls.backward))  # type: ignore[method-assign]
 
     @classmethod
     def apply(cls, *arguments: Any) -> Any:
@@ -50,6 +58,20 @@ class OnceDifferentiable(Function):
         super().__init_subclass__(**options)
         if "backward" in cls.__dict__:
             cls.backward = staticmethod(_once(_name(cls), cls.backward))  # type: ignore[method-assign]
+
+
+def _on_resolved_signs(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """The backward pass on gradients of which none is a lazy conjugate or negative, as `torch.conj` gives them."""
+
+    @functools.wraps(backward)
+    def resolved(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        return backward(ctx, *[_with_signs(x) for x in gradients])
+
+    return resolved
+
+
+def _with_signs(x: Tensor | None) -> Tensor | None:
+    return x.resolve_conj().resolve_neg() if x is not None and (x.is_neg() or x.is_conj()) else x
 
 
 def _name(function: type) -> str:

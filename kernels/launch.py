@@ -134,7 +134,8 @@ class Launcher:
 
         The arguments stand in the order of the kernel's parameters: first tensors, all of one device; then numbers;
         then constexprs, in any order; then Triton's options such as num_warps. Each of them may be None. A kernel gets
-        a complex tensor, which must not be a lazy conjugate, with a last axis of its real and imaginary parts.
+        a complex tensor with a last axis of its real and imaginary parts. ValueError for a tensor whose memory holds
+        its conjugate or its negative, which torch would undo when it reads.
 
         A `LaunchPlan` in place of the grid holds all arguments behind the tensors. With fake tensors of a GPU, which
         have no memory, nothing is started, so that an operator gives results of the right shapes.
@@ -158,8 +159,8 @@ class Launcher:
             if address & 15:
                 # a tuple is equal to no dtype
                 key[index] = (dtype,)
-            if dtype.is_complex and value.is_conj():
-                # refused where the view of pairs is made
+            if value.is_neg() or (dtype.is_complex and value.is_conj()):
+                # refused by the public launch
                 device = -1
                 break
         plan = grid if isinstance(grid, LaunchPlan) else None
@@ -234,9 +235,20 @@ def _launch_publicly(kernel: Any, axes: tuple[int, int, int], named: dict[str, A
     kinds = [isinstance(value, Tensor) for value in named.values() if value is not None]
     if kinds != sorted(kinds, reverse=True):
         raise TypeError(f"launch: a kernel's tensors come before its numbers, got {list(named)}.")
-    given = {name: as_pairs(x) if isinstance(x, Tensor) else x for name, x in named.items()}
+    given = {name: _as_in_memory(name, x) if isinstance(x, Tensor) else x for name, x in named.items()}
     # a product and a sum are one instruction, which is the default of Triton up to 3.9 and not of later versions
     return kernel[axes](**given, enable_fp_fusion=True)
+
+
+def _as_in_memory(name: str, x: Tensor) -> Tensor:
+    for is_lazy, resolve in ((x.is_conj(), "resolve_conj"), (x.is_neg(), "resolve_neg")):
+        if is_lazy:
+            # torch.conj(x) and torch.conj(x).imag are such views
+            raise ValueError(
+                f"launch: the memory of {name} holds other signs than its values, which are those of a view by "
+                f"torch.conj; call {resolve}() on the tensor that the operator gets."
+            )
+    return as_pairs(x)
 
 
 launch = Launcher()

@@ -256,7 +256,10 @@ def _to_differentiate(operator: Operator, inputs: Inputs) -> list[str]:
 def _assert_right_gradients(
     operator: Operator, call: Call, inputs: Inputs, output: int | None, names: list[str]
 ) -> None:
-    """Outputs, and gradients of these inputs alone in a loss of one output or of all, are those of the reference."""
+    """Outputs, and gradients of these inputs alone in a loss of one output or of all, are those of the reference.
+
+    The signs of the gradients of outputs are lazy, as they are behind operations with complex numbers.
+    """
 
     def results(op: Callable[..., Any], given: Inputs) -> tuple[list[Tensor], list[Tensor]]:
         leaves = {name: given[name].detach().clone().requires_grad_() for name in names}
@@ -264,7 +267,8 @@ def _assert_right_gradients(
         chosen = [x for i, x in enumerate(outputs) if output in (None, i) and x.requires_grad]
         if not chosen:
             return outputs, [torch.zeros_like(leaf) for leaf in leaves.values()]
-        found = torch.autograd.grad(chosen, list(leaves.values()), _weights(chosen), allow_unused=True)
+        weights = [_with_lazy_signs(x) for x in _weights(chosen)]
+        found = torch.autograd.grad(chosen, list(leaves.values()), weights, allow_unused=True)
         return outputs, [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves.values(), strict=True)]
 
     outputs, found = results(operator.function(call), inputs)
@@ -293,6 +297,27 @@ def outputs_have_gradients_of_their_own(operator: Operator) -> None:
             _assert_right_gradients(operator, call, inputs, output, names)
         for part in (names[::2], names[1::2]) if len(names) > 1 else ():
             _assert_right_gradients(operator, call, inputs, None, part)
+
+
+def _with_lazy_signs(x: Tensor) -> Tensor:
+    """x as a view by torch.conj, or by the imaginary part of one, whose memory holds other signs than its values."""
+    return x.conj().resolve_conj().conj() if x.is_complex() else torch._neg_view(-x)
+
+
+def signs_may_be_lazy(operator: Operator) -> None:
+    """Inputs whose signs torch changes only when it reads are read rightly, or refused in words."""
+    for call in operator.tiny():
+        inputs = operator.rounded(call)
+        lazy = {name: x if not is_float(x) else _with_lazy_signs(x) for name, x in inputs.items()}
+        try:
+            found = operator.forward(call, lazy)
+        except (ValueError, RuntimeError) as error:
+            if not re.search("conj|negative", str(error)):
+                raise AssertionError(f"{call}, lazy signs: {error}") from error
+            continue
+        exact = outputs_of(operator.workload.reference(**_in(inputs, torch.float64)))
+        what = [f"{call}, lazy signs: output {i}" for i in range(len(exact))]
+        _assert_similar(dict(zip(what, found, strict=True)), dict(zip(what, exact, strict=True)))
 
 
 def _assert_similar(found: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
@@ -472,6 +497,7 @@ LAWS: tuple[Callable[[Operator], None], ...] = (
     calls_repeat_and_leave_their_inputs_alone,
     results_need_no_gradients,
     outputs_have_gradients_of_their_own,
+    signs_may_be_lazy,
     second_derivatives_are_right_or_refused,
     steps_have_gradients,
     shapes_are_known_without_data,

@@ -316,14 +316,16 @@ def test_a_kernel_gets_complex_numbers_as_pairs():
     assert start.counts == (2, 1)
 
 
-def test_lazy_conjugates_are_not_taken_for_their_memory():
+def test_lazy_conjugates_and_negatives_are_not_taken_for_their_memory():
     start = Started()
     x = on_device(dtype=torch.complex64)
     start(x)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="conj"):
-            start(x.conj().as_subclass(OnDevice))
-    assert start.counts == (1, 0)
+    start(x.imag.as_subclass(OnDevice))
+    for lazy, words in ((x.conj(), r"memory of x .* resolve_conj\(\)"), (x.conj().imag, r"resolve_neg\(\)")):
+        for _ in range(2):
+            with pytest.raises(ValueError, match=words):
+                start(lazy.as_subclass(OnDevice))
+    assert start.counts == (2, 0)
 
 
 def test_sizes_round_up():

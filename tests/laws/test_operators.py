@@ -195,6 +195,11 @@ def refuses_half(x, **rest):
     return running_mean(x, **rest)
 
 
+def by_sign(x, **rest):
+    """It does not read what x is where its signs are lazy."""
+    return running_mean(2 * x if x.is_neg() else x, **rest)
+
+
 def reads_values(x, **rest):
     return running_mean(x * (1 if x.sum().item() < 1e9 else 2), **rest)
 
@@ -212,6 +217,7 @@ def test_a_right_operator_breaks_no_law():
         (detached_state, "results_are_those", "gradient of x"),
         (forgotten, "parts_equal_the_whole", "in two parts: output 0"),
         (lambda x, **rest: running_mean(x.nan_to_num(), **rest), "what_is_not_a_number", "a NaN in x is lost in"),
+        (by_sign, "signs_may_be_lazy", "lazy signs: output 0 is wrong"),
         (by_storage, "inputs_may_have_any_memory", "output 0"),
         (unwritten, "no_memory_is_read_before", "not finite"),
         (wide, "results_have_one_dtype", "float64"),
@@ -258,7 +264,7 @@ def test_a_plugin_is_checked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     for arguments, code, words in (
         (["toy", "--plugin", str(path)], 1, "broken  Later inputs change no earlier output by more than rounding"),
-        (["soft_cap", "--plugin", "examples/my_kernel.py"], 0, "soft_cap obeys all 7 laws"),
+        (["soft_cap", "--plugin", "examples/my_kernel.py"], 0, "soft_cap obeys all 8 laws"),
         (["rotary", "--set", "x=1"], 2, "--set: an operator has no settings"),
     ):
         with pytest.raises(SystemExit) as end:

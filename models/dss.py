@@ -139,10 +139,11 @@ class DSS(Mixer):
         W = torch.view_as_complex(at_least_float32(self.W))
         if not self.separate_dt:
             return torch.complex(real, imaginary), None, W, step_sizes(self.log_dt, self.step_scale)
-        log_dt, other = self.log_dt.unbind(1)
+        log_dt, other = at_least_float32(self.log_dt).unbind(1)
+        # a phase whose step is e^40 times as long hides the decay from any float; so the ratio stays in float32
+        log_dt = torch.maximum(log_dt, other - 40)
         dt = step_sizes(log_dt, self.step_scale)
-        # the ratio of two steps that are too small for a float32 is not theirs
-        turned = bounded_exp(other - log_dt).unsqueeze(1)
+        turned = (other - log_dt).exp().unsqueeze(1)
         if self.variant == "dss-exp-no-scale":
             turned = imaginary * turned
             return torch.complex(real.expand_as(turned), turned), None, W, dt

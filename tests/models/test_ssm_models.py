@@ -181,19 +181,21 @@ def test_two_step_sizes_scale_the_real_and_the_imaginary_part_as_in_the_released
     assert ssm.log_dt.shape == (16, 2)
     ssm.load_state_dict({**one.state_dict(), "log_dt": one.log_dt.unsqueeze(-1).expand(-1, 2)})
     torch.testing.assert_close(ssm.kernel(LENGTH), one.kernel(LENGTH))
-    ssm.log_dt[:, 1] += 0.7
-    Lambda = torch.complex(ssm.Lambda_re if name == "dss-softmax" else -ssm.Lambda_re.exp(), ssm.Lambda_im)
-    dt = ssm.log_dt.exp()
-    z = torch.complex(Lambda.real * dt[:, :1], Lambda.imag * dt[:, 1:])
-    gain = {
-        "dss-softmax": (z.exp() - 1) / (((LENGTH * z).exp() - 1) * Lambda),
-        "dss-exp": (z.exp() - 1) / Lambda,
-        "dss-exp-no-scale": torch.ones_like(z),
-    }[name]
-    powers = torch.exp(z.unsqueeze(-1) * torch.arange(LENGTH))
-    expected = torch.einsum("hn,hnl->hl", torch.view_as_complex(ssm.W) * gain, powers).real
-    # the guard of dss-softmax's reciprocal, 1e-7, is left out above
-    torch.testing.assert_close(ssm.kernel(LENGTH), expected, rtol=0, atol=1e-5)
+    # a decay over steps of e^-200 is none
+    for real, imaginary in ((0, 0.7), (-200, 0)):
+        ssm.log_dt += torch.tensor([real, imaginary])
+        Lambda = torch.complex(ssm.Lambda_re if name == "dss-softmax" else -ssm.Lambda_re.exp(), ssm.Lambda_im)
+        dt = ssm.log_dt.exp()
+        z = torch.complex(Lambda.real * dt[:, :1], Lambda.imag * dt[:, 1:])
+        gain = {
+            "dss-softmax": (z.exp() - 1) / (((LENGTH * z).exp() - 1) * Lambda),
+            "dss-exp": (z.exp() - 1) / Lambda,
+            "dss-exp-no-scale": torch.ones_like(z),
+        }[name]
+        powers = torch.exp(z.unsqueeze(-1) * torch.arange(LENGTH))
+        expected = torch.einsum("hn,hnl->hl", torch.view_as_complex(ssm.W) * gain, powers).real
+        # the guard of dss-softmax's reciprocal, 1e-7, is left out above
+        torch.testing.assert_close(ssm.kernel(LENGTH), expected, rtol=0, atol=1e-5)
     # e^-120 is no float32, and the ratio of the two is one
     ssm.float().log_dt.fill_(-120)
     assert ssm.kernel(LENGTH).isfinite().all()

@@ -39,7 +39,8 @@ def forget_gate(
 ) -> tuple[Tensor, Tensor | None]:
     """(log a, 1 - a), both [..., D] in float32 or wider, of x [..., D]; None as the second without `complement`.
 
-    logits:  [layers, D], for a bounded gate of a layer >= 1; then damping is 1.
+    logits:  [layers, D], for a bounded gate of a layer >= 1; then damping is 1. Where bound and sigmoid(x) are both
+             below e^-70, gradients in float32 are infinite, and below e^-87 log a is: it is computed from a.
     bias:    [D] with log_rate [H], of which each is that of D / H neighbouring channels: a rated gate, without logits
              and with damping 1. Rates are at most e^80, which leave nothing of a state and have finite gradients.
     damping: the gate is the sigmoid to the power 1 / damping.

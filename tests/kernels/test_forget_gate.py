@@ -56,3 +56,17 @@ def test_a_rate_without_bound_has_finite_gradients(backend):
     gradients = torch.autograd.grad(log_a.exp().sum(), [x, bias, log_rate])
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert gradients[2][0] == 0 != gradients[2][1]
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_bound_of_e_to_the_minus_70_has_exact_gradients(backend):
+    """As far as the README says."""
+    x, logits = torch.full((2, 3), -70.0), torch.tensor([[70.0] * 3, [0.0] * 3, [0.0] * 3])
+    found, gradients = [], []
+    for op, dtype in ((partial(forget_gate, backend=backend), torch.float32), (forget_gate_reference, torch.float64)):
+        leaves = [m.to(DEVICE, dtype, copy=True).requires_grad_() for m in (x, logits)]
+        log_a, _ = op(*leaves, layer=1)
+        found.append(log_a.double())
+        gradients.append([m.double() for m in torch.autograd.grad(1e5 * log_a.sum(), leaves)])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1.0)

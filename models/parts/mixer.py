@@ -35,6 +35,12 @@ class Mixer(nn.Module):
     """Whether some rows of a batch may keep their state at a step while others go on, as below the first stage of a
     U-Net. Then a number that all rows share cannot tell how many positions a row has seen."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in cls.__dict__ and "forward_at" not in cls.__dict__:
+            # that of a class which this one derives from computes what `forward` of that class computes
+            cls.forward_at = Mixer.forward_at  # type: ignore[method-assign]
+
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, D] to y [B, T, D]."""
         raise self._missing("forward(self, x)")

@@ -20,7 +20,7 @@ from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.short_conv import BaseConv
 from subquad.models.parts.time_axis import LeftPadding
 from subquad.models.rwkv import FirstLayer
-from subquad.models.s4d import S4DConfig
+from subquad.models.s4d import S4DConfig, SSMLayer
 from subquad.suite.contracts import TaskSpec
 from subquad.suite.laws.models import build
 from subquad.suite.state import tensors
@@ -174,12 +174,27 @@ def test_a_sequence_longer_than_the_learned_positions_is_an_error():
         model(torch.zeros(1, 33, dtype=torch.long))
 
 
+class Doubled(SSMLayer):
+    """A layer with a `forward` of its own and the `forward_at` of its parent."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class DoubledConfig(S4DConfig):
+    def mixer(self, layer, spec):
+        mixer = super().mixer(layer, spec)
+        mixer.__class__ = Doubled
+        return mixer
+
+
 @pytest.mark.parametrize("count", [2, 6], ids=["few", "many"])
 @pytest.mark.parametrize(
     "config",
     [
         *(AttentionConfig(num_heads=2, position=position, **SMALL) for position in ("none", "rope", "xpos")),
         S4DConfig(**SMALL),
+        DoubledConfig(**SMALL),
         *(H3Config(inner=inner, **SMALL) for inner in ("ssm", "s6", "hyena")),
         H3Config(head_dim=4, **SMALL),
         *(MambaConfig(inner=inner, gate=gate, **SMALL) for inner in ("s6", "hyena") for gate in (False, True)),

@@ -183,7 +183,7 @@ def execute(
 
     worker = worker_of(run)(run, device, checkpoint=checkpoint, report=tell, stop=stop, alive=alive)
     with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
-        status, error = _carry_out(run, worker)
+        status, error = _carry_out(run, worker, stop)
         columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
     if worker.sharded:
         columns["device"] += ", sharded"
@@ -211,7 +211,7 @@ def execute(
     return Finished(run, status, error, outcome.seconds, found, stored=not fault)
 
 
-def _carry_out(run: Run, worker: Worker) -> tuple[str, str]:
+def _carry_out(run: Run, worker: Worker, stop: Stop) -> tuple[str, str]:
     """Carries out a run, and returns the status with which it ended and its error, which is empty for `ok`."""
     import torch
 
@@ -223,7 +223,10 @@ def _carry_out(run: Run, worker: Worker) -> tuple[str, str]:
         return ended.status, str(ended)
     except torch.OutOfMemoryError as error:
         return "oom", str(error).splitlines()[0]
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and (stop is never or stop()):
+            raise
+        # without a request to stop, code of the run raised it
         return "failed", f"{type(error).__name__}: {error}\n{of_any_machine(traceback.format_exc(limit=-4))}"
     return "ok", ""
 

@@ -82,10 +82,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
             train(other, checkpoint=path)
 
 
-@pytest.mark.parametrize(("fault", "status"), [("nan", "diverged"), ("error", "failed"), ("oom", "oom")])
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [("nan", "diverged"), ("error", "failed"), ("oom", "oom"), ("interrupt", "failed"), ("exit", "failed")],
+)
 def test_a_run_that_ends_badly_is_a_row_with_its_reason(tmp_path, fault, status):
     run = make_run(model={"fault": fault})
-    finished = execute(run, tmp_path, CPU)
+    # nobody asked it to stop
+    finished = execute(run, tmp_path, CPU, stop=lambda: False)
     assert finished.status == status
     frame = storage.read(storage.files([tmp_path], run.experiment))
     (ending,) = frame[frame["metric"] == "run"].to_dict("records")

@@ -109,6 +109,8 @@ class ToyModel(Model):
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         if self.fault == "error":
             raise RuntimeError("planted fault")
+        if self.fault in ("interrupt", "exit"):
+            raise KeyboardInterrupt if self.fault == "interrupt" else SystemExit(0)
         if self.fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "killed once" and current().rank + 1 == current().size and not Path(self.fault_file).exists():
@@ -168,7 +170,7 @@ class ToyConfig(ModelConfig):
     double: bool = False
     fault: Literal[
         *("none", "error", "oom", "nan", "killed", "killed once", "slow", "oom of one", "oom once"),
-        *("hang", "hang in evaluation", "hang in saving"),
+        *("hang", "hang in evaluation", "hang in saving", "interrupt", "exit"),
     ] = "none"
     fault_file: str = ""
     """A file that `killed once` makes before it dies, and `oom once` before it fails; once it is there, the fault is

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-import matplotlib
-from matplotlib.backends.backend_agg import FigureCanvasAgg, RendererAgg
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
 Width = Literal["column", "page"]
@@ -78,17 +78,12 @@ WORD = re.compile(r"[^\s\[]*\[[^\]]*\]\S*|\S+")
 
 
 @cache
-def _renderer() -> Any:
-    return RendererAgg(8, 8, 288)
-
-
-@cache
 def measure(text: str, size: float, weight: str = "normal") -> float:
     """The width of a line of text, in inches."""
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    with matplotlib.rc_context({"text.hinting": "none"}):
-        width, _, _ = _renderer().get_text_width_height_descent(text, font, False)
-    return float(width) / 288
+    # of outlines, because a renderer of pixels asks for the settings of matplotlib, and to change them takes longer
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, False)
+    return float(width) / 72
 
 
 def wrapped(text: str, room: float, size: float, weight: str = "normal") -> list[str]:

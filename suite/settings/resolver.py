@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from subquad.suite.bench.config import BenchConfig, SpeedConfig, SpeedRun, TimingRun
 from subquad.suite.contracts import MissingDataError, ModelConfig, Task, TaskSpec
 from subquad.suite.metrics import check_direction
-from subquad.suite.options import located, parse
+from subquad.suite.options import C, Config, located, parse
 from subquad.suite.registry import Entry, Registry, nearest
 from subquad.suite.runs import Run
 from subquad.suite.store.weights import find_weights, mark
@@ -53,6 +53,7 @@ class Resolver:
     roots: Sequence[Path] = ()
     """Folders of results that have the weights of runs."""
     _facts: dict[str, tuple[TaskSpec | None, str]] = field(default_factory=dict)
+    _parsed: dict[tuple[type[Config], str], Config] = field(default_factory=dict)
 
     def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
         """One run from its sections. Every fault is a ValueError that begins with `where`."""
@@ -85,7 +86,7 @@ class Resolver:
     def _training(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> TrainingRun:
         task_name, task = self._task(tree, where)
         model_name, model = self._model(tree, where)
-        train = parse(TrainConfig, tree["train"], f"{where}: train")
+        train = self._parse(TrainConfig, tree["train"], f"{where}: train")
         spec, fingerprint = self._facts_of(task, where)
         if spec is not None:
             located(f"{where}: model {model_name}", partial(model.check, spec), type(model).__name__)
@@ -147,7 +148,7 @@ class Resolver:
             raise ValueError(f"{where}: {kind}.name: missing; there are: {', '.join(registry)}")
         cls = located(f"{where}: {kind}.name", lambda: registry.load(name))
         values |= {key: value for key, value in given.items() if key in cls.model_fields}
-        part = parse(cls, values, f"{where}: {kind} {name}")
+        part = self._parse(cls, values, f"{where}: {kind} {name}")
         base = Task if kind == "task" else ModelConfig
         if not isinstance(part, base):
             raise ValueError(f"{where}: {kind} {name}: its class must derive from suite.contracts.{base.__name__}")
@@ -156,6 +157,13 @@ class Resolver:
                 f"{where}: {kind} {name}: it has no version; write `version: ClassVar[int] = 1` into its class"
             )
         return name, part
+
+    def _parse(self, cls: type[C], values: Mapping[str, Any], where: str) -> C:
+        """`parse`, once for equal values, because a grid repeats few sections many times."""
+        key = cls, repr(values)
+        if key not in self._parsed:
+            self._parsed[key] = parse(cls, values, where)
+        return cast(C, self._parsed[key])
 
     def _facts_of(self, task: Task, where: str) -> tuple[TaskSpec | None, str]:
         """Spec and data fingerprint of a task. Without data the fingerprint is NO_DATA, and the spec may be None."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import yaml
-
 from subquad.reports.render import Report
 from subquad.reports.render.judge import Cell
-from subquad.suite.options import parse
+from subquad.suite.options import parse, read_yaml
 from subquad.suite.settings.config import ExperimentConfig
 
 GRID = """
@@ -65,9 +63,12 @@ PROVENANCE = {
 }
 
 
+VALUES = read_yaml(GRID)
+
+
 def grid(**changes: Any) -> ExperimentConfig:
     """The fixture's grid with top-level keys replaced."""
-    return parse(ExperimentConfig, {**yaml.safe_load(GRID), **changes}, "grid.yaml")
+    return parse(ExperimentConfig, {**VALUES, **changes}, "grid.yaml")
 
 
 def make_run(
@@ -166,8 +167,7 @@ SELECT = {"best_of": ["train.lr"], "by": "accuracy", "split": "valid"}
 
 
 def swept() -> ExperimentConfig:
-    values = yaml.safe_load(GRID)
-    return grid(sweep={**values["sweep"], "train.lr": [1e-3, 1e-4]}, select=SELECT)
+    return grid(sweep={**VALUES["sweep"], "train.lr": [1e-3, 1e-4]}, select=SELECT)
 
 
 LENGTHS = {

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from matplotlib.colors import to_hex
 
 from subquad.models import MODELS
@@ -18,7 +17,7 @@ from subquad.reports.render.frontier import KINDS
 from subquad.reports.render.lines import MOST_LINES
 from subquad.reports.render.seeds import ALL, NONE, PLAIN, SOME
 from subquad.reports.render.tiles import SHADES
-from subquad.run_suite import REPOSITORY
+from tests.reports.committed import CONFIGS
 
 
 def test_a_model_has_the_same_colour_whatever_stands_beside_it():
@@ -106,11 +105,7 @@ def test_colours_differ_for_people_without_green_cones(name):
     assert {pair: round(float(distance), 1) for pair, distance in near.items() if distance < 20} == {}
 
 
-ROWS = {
-    path.parent.relative_to(REPOSITORY.reports).as_posix(): list(table["rows"])
-    for path in sorted(REPOSITORY.reports.glob("*/*/grid.yaml"))
-    if "rows" in (table := yaml.safe_load(path.read_text()).get("table") or {})
-}
+ROWS = {name: list(config.table.rows) for name, config in CONFIGS.items() if config.table and config.table.rows}
 
 
 @pytest.mark.parametrize("name", ROWS)

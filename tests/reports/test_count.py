@@ -14,13 +14,12 @@ from subquad.reports.render.count import CELLS, PAPERS, REASONS, claims_text, co
 from subquad.reports.render.judge import is_at_chance, of_another_device
 from subquad.reports.render.plan import Published, read_expected
 from subquad.suite.options import parse
-from subquad.suite.settings.config import find_experiments, load_experiment
 from subquad.suite.settings.report_spec import TableSpec
+from tests.reports.committed import CONFIGS, EXPERIMENTS
 from tests.reports.made import EXPECTED, GRID, cell, grid, make_run, three
 
 HOME = Path(__file__).resolve().parents[2]
 
-EXPERIMENTS = find_experiments(HOME / "reports")
 NUMBERS = {name: read_expected(path.parent / "expected.csv") for name, path in EXPERIMENTS.items()}
 HEADER = "row,column,value,unit,better,seeds,hardware,note,source,follows\n"
 
@@ -103,7 +102,7 @@ def test_a_number_is_at_chance_if_it_is_hardly_better_than_a_guess_or_worse(valu
 
 
 def test_the_chance_of_h3s_grid_is_the_papers():
-    spec = load_experiment(EXPERIMENTS["h3/table2"]).table
+    spec = CONFIGS["h3/table2"].table
     assert spec is not None
     for column in spec.columns:
         assert spec.of(column, "chance") == NUMBERS["h3/table2"]["Random", column].value
@@ -153,7 +152,7 @@ def test_no_number_is_counted_twice():
     """The same row, column and value in two tables of a paper is one number."""
     counted: dict[tuple[Any, ...], list[str]] = {}
     for name, numbers in NUMBERS.items():
-        config = load_experiment(EXPERIMENTS[name])
+        config = CONFIGS[name]
         for (row, column), number in numbers.items():
             if is_result(config, number) and not number.follows:
                 counted.setdefault((name.partition("/")[0], row, column, number.value), []).append(name)
@@ -176,7 +175,7 @@ def test_a_claim_that_recurs_follows_one_that_is_counted():
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.partition("/")[0] in PAPERS])
 def test_what_cannot_run_says_of_what_there_is_not_enough(name):
-    config = load_experiment(EXPERIMENTS[name])
+    config = CONFIGS[name]
     if "paper" in config.cannot_run and any(is_result(config, number) for number in NUMBERS[name].values()):
         assert set(reasons(config, {"published": 1, "not run": 1})) <= set(REASONS) != set()
         assert reasons(config, {"published": 1, "not run": 1})

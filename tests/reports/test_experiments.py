@@ -18,33 +18,45 @@ from subquad.reports.render.judge import Cell
 from subquad.reports.render.plan import make_plan, matches, read_expected
 from subquad.reports.render.selection import GridPoints
 from subquad.run_suite import WORKLOADS
-from subquad.suite.settings.config import find_experiments, load_experiment
-from subquad.suite.settings.grid import expand, lookup, points, same
+from subquad.suite.settings.grid import expand, lookup, points, same, seeds_of
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store.storage import SCHEMA
 from subquad.tasks import TASKS
 from subquad.tasks.lra.image import CLASSES
 from subquad.tasks.lra.pathfinder import LEVEL
 from subquad.tasks.sc09 import DIGITS
+from tests.reports.committed import CONFIGS, EXPERIMENTS
 
-REPORTS = Path(__file__).resolve().parents[2] / "reports"
-EXPERIMENTS = find_experiments(REPORTS)
-CONFIGS = {name: load_experiment(path) for name, path in EXPERIMENTS.items()}
 COLUMNS = ["row", "column", "value", "unit", "better", "seeds", "hardware", "note", "source"]
+
+RESOLVER = Resolver(TASKS, MODELS, WORKLOADS, without_data=True)
 
 every = pytest.mark.parametrize("name", EXPERIMENTS)
 
 
-@pytest.fixture(autouse=True)
-def cache_of_its_own(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("SUBQUAD_DATA", str(tmp_path_factory.mktemp("cache")))
+@pytest.fixture(scope="module", autouse=True)
+def cache_of_its_own(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SUBQUAD_DATA", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
-def runs_of(name: str, scale: str, tmp_path: Path):
-    """The resolved runs; data on disk are replaced by folders of made-up recordings, reviews and pictures."""
-    config = load_experiment(EXPERIMENTS[name])
+def record(path: Path, samples: int = 16000) -> None:
+    """Writes a recording of silence, at 16 kHz."""
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        pytest.importorskip("soundfile").write(path, [0.0] * samples, 16000)
+
+
+def runs_of(name: str, scale: str, data: Path):
+    """The runs with the first seed; made-up recordings, reviews and pictures below `data` stand for data on disk."""
+    config = CONFIGS[name]
     overrides = []
     tasks = {point.get("task.name") for point in points(config, scale)}
+    drawn = any(point.get("task.paper_split") == "source" for point in points(config, scale))
+    # tasks that lie in one folder in one experiment and not in another one see no files of each other
+    tmp_path = data / "-".join(sorted({*map(str, tasks), *["source"] * drawn}))
+    tmp_path.mkdir(exist_ok=True)
     made_up = {"lra-text": ("aclImdb", ("pos", "neg"), "0_7.txt"), "lra-image": ("cifar10", CLASSES, "0001.png")}
     for task in tasks & set(made_up):
         above, classes, file = made_up[task]
@@ -69,46 +81,41 @@ def runs_of(name: str, scale: str, tmp_path: Path):
         for part in ("train", "eval", "test"):
             (tmp_path / f"new_aan_pairs.{part}.tsv").write_text("1.0\t1\t2\tmade up\tmade up\n")
         overrides = [f"task.data={tmp_path}"]
-    drawn = any(point.get("task.paper_split") == "source" for point in points(config, scale))
     if "speech-commands" in tasks:
-        recordings = pytest.importorskip("soundfile")
         for word in ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go"):
-            (tmp_path / word).mkdir(exist_ok=True)
             # the source's split needs a clip of every word in each part
             for speaker in range(8 if drawn else 2):
-                recordings.write(tmp_path / word / f"{speaker:08x}_nohash_0.wav", [0.0] * 16000, 16000)
+                record(tmp_path / word / f"{speaker:08x}_nohash_0.wav")
         (tmp_path / "split_test.txt").write_text("".join(f"{w}/00000000_nohash_0.wav\n" for w in ("yes", "no")))
         overrides = [f"task.data={tmp_path}"]
     if "youtubemix" in tasks and max(point["task.length"] for point in points(config, scale)) > 2**15:
         # a grid of longer pieces is planned without them
         tasks -= {"youtubemix"}
     if tasks & {"sc09", "youtubemix"}:
-        recordings = pytest.importorskip("soundfile")
         for word in DIGITS if "sc09" in tasks else ():
-            (tmp_path / word).mkdir(exist_ok=True)
             for speaker in range(9):
-                recordings.write(tmp_path / word / f"{speaker:08x}_nohash_0.wav", [0.0] * 16000, 16000)
+                record(tmp_path / word / f"{speaker:08x}_nohash_0.wav")
         (tmp_path / "testing_list.txt").write_text("".join(f"{word}/00000000_nohash_0.wav\n" for word in DIGITS))
         if "youtubemix" in tasks:
-            recordings.write(tmp_path / "piece.wav", [0.0] * 16000 * 40, 16000)
+            record(tmp_path / "piece.wav", 16000 * 40)
         overrides = [f"task.data={tmp_path}"]
     if "species" in tasks and not any(point.get("task.group") == "great-apes" for point in points(config, scale)):
         for species in ("human", "galago", "mouse", "cow", "dog"):
             (tmp_path / f"{species}.region.fa").write_text(">region\n" + "ACGT" * 50_000 + "\n")
         overrides = [f"task.data={tmp_path}"]
-    return config, expand(
-        name, config, Resolver(TASKS, MODELS, WORKLOADS, without_data=True), scale=scale, overrides=overrides
-    )
+    # runs of other seeds differ in nothing else
+    seeds = seeds_of(config, scale)[:1]
+    return config, expand(name, config, RESOLVER, scale=scale, overrides=overrides, seeds=seeds)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def resolved_runs(tmp_path_factory):
     """Gives the configuration of an experiment and the resolved runs of one scale as {run id: resolved}."""
+    data = tmp_path_factory.mktemp("data")
 
     def get(name: str, scale: str) -> tuple[Any, dict[str, dict[str, Any]]]:
-        config, runs = runs_of(name, scale, tmp_path_factory.mktemp("data"))
+        config, runs = runs_of(name, scale, data)
         resolved = {run.run_id: run.resolved for run in runs}
-        assert len(resolved) == len(runs), f"{scale}: two runs have one id"
         # a run that is trained first for others need not be in the table
         grid = points(config, scale)
         for base in {run.base.run_id for run in runs if getattr(run, "base", None)}:
@@ -221,7 +228,7 @@ def test_claims_refer_to_cells_name_their_source_and_hold_for_the_papers_own_num
 
 @every
 def test_a_report_of_nothing_says_so_in_every_format(name):
-    config = load_experiment(EXPERIMENTS[name])
+    config = CONFIGS[name]
     report = build(config, EXPERIMENTS[name].parent, pd.DataFrame(columns=SCHEMA.names))
     assert report.experiment == name
     asked = sum(cell.planned > 0 for cell in report.cells)

@@ -15,8 +15,7 @@ from subquad.run_suite import REPOSITORY
 from subquad.suite.commands import main
 from subquad.suite.commands.report import _drawable
 from subquad.suite.metrics import SPENT
-from subquad.suite.settings.config import load_experiment
-from tests.reports.committed import HOME, ROWS
+from tests.reports.committed import CONFIGS, HOME, ROWS
 from tests.reports.drawn import faults, words
 from tests.reports.made import SELECT, grid, make_run
 
@@ -93,7 +92,7 @@ def committed(name, scale):
         return ROWS.report(other, "paper")
 
     path = ROWS.experiments[name]
-    return report_of(load_experiment(path), path.parent, name, ROWS.committed(name), scale=scale, beside=beside)
+    return report_of(CONFIGS[name], path.parent, name, ROWS.committed(name), scale=scale, beside=beside)
 
 
 @pytest.mark.parametrize(

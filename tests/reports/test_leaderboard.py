@@ -15,6 +15,7 @@ from subquad.suite.settings.config import load_experiment
 from subquad.suite.settings.grid import expand, points
 from subquad.suite.settings.resolver import Resolver
 from subquad.tasks import TASKS
+from tests.reports.committed import CONFIGS
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 NO_MIXERS = {"transformer++", "pythia", "hybrid", "sashimi", "dss-softmax", "dss-exp-no-scale"}
@@ -24,7 +25,7 @@ OF_THEIR_OWN = {"attention", "gated-attention", "hyena", "rwkv", "slstm"}
 
 def networks(view):
     """(name, network without memory for its weights, task) of every mixer on recall."""
-    grid = load_experiment(REPORTS / "leaderboard" / view / "grid.yaml")
+    grid = CONFIGS[f"leaderboard/{view}"]
     resolver = Resolver(TASKS, MODELS, WORKLOADS)
     for run in expand(f"leaderboard/{view}", grid, resolver, scale="small", only=["task.name=mqar"]):
         with torch.device("meta"):
@@ -33,7 +34,7 @@ def networks(view):
 
 @pytest.mark.parametrize(("view", "of"), [("parameters", "num_parameters"), ("state", "state_size")])
 def test_every_mixer_has_a_place_and_as_much_of_what_the_view_holds_equal(view, of):
-    budget = load_experiment(REPORTS / "leaderboard" / view / "grid.yaml").budget
+    budget = CONFIGS[f"leaderboard/{view}"].budget
     assert (budget.of, budget.task) == (of, "mqar")
     found = {}
     for name, network, task in networks(view):
@@ -46,7 +47,7 @@ def test_every_mixer_has_a_place_and_as_much_of_what_the_view_holds_equal(view, 
 
 
 def test_every_mixer_is_timed():
-    grid = load_experiment(REPORTS / "leaderboard/speed/grid.yaml")
+    grid = CONFIGS["leaderboard/speed"]
     runs = list(expand("leaderboard/speed", grid, Resolver(TASKS, MODELS, WORKLOADS), scale="paper"))
     for measure in ("layer", "decode"):
         timed = [run.resolved["model"]["name"] for run in runs if run.resolved["speed"]["measure"] == measure]
@@ -56,7 +57,7 @@ def test_every_mixer_is_timed():
 
 @pytest.mark.parametrize(("scale", "parameters"), [("paper", 15e6), ("60m", 60e6)])
 def test_all_networks_of_equal_minutes_have_as_many_parameters(scale, parameters):
-    grid = load_experiment(REPORTS / "leaderboard/minutes/grid.yaml")
+    grid = CONFIGS["leaderboard/minutes"]
     resolver = Resolver(TASKS, MODELS, WORKLOADS, without_data=True)
     runs = expand("leaderboard/minutes", grid, resolver, scale=scale, seeds=(0,), only=["task.length=1024"])
     assert len(list(runs)) == len(grid.table.rows)
@@ -70,7 +71,7 @@ def test_all_networks_of_equal_minutes_have_as_many_parameters(scale, parameters
 def test_every_scale_of_equal_minutes_has_the_rate_of_the_mixer_and_tries_it_at_rates():
     """A rate that an axis overrides, a second number for one mixer, or one with digits cut off would be found here."""
     folder = REPORTS / "leaderboard/minutes"
-    grid = load_experiment(folder / "grid.yaml")
+    grid = CONFIGS["leaderboard/minutes"]
     rates = {}
     for scale in ("paper", "60m", "bpe", "local", "rates"):
         for point in points(grid, scale):
@@ -107,7 +108,7 @@ def test_a_mixer_of_a_plugin_has_a_row_at_the_rate_that_its_user_sets():
     """The table states its rows, and a rate that the baseline stated would leave out the runs with another one."""
     path = REPORTS / "leaderboard/minutes/grid.yaml"
     grid = load_experiment(path, {"model.name": ["mine"], "task.name": []})
-    assert list(grid.table.rows) == [*load_experiment(path).table.rows, "mine"]
+    assert list(grid.table.rows) == [*CONFIGS["leaderboard/minutes"].table.rows, "mine"]
     assert grid.table.rows["mine"] == {"model.name": "mine"}
     for scale in ("paper", "60m", "cpu"):
         (rates,) = {point.get("train.lr") for point in points(grid, scale) if point["model.name"] == "mine"}

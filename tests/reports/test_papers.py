@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -17,16 +16,13 @@ from subquad.reports.render.plan import read_expected
 from subquad.run_suite import REPOSITORY, WORKLOADS
 from subquad.suite.commands import main
 from subquad.suite.options import parse
-from subquad.suite.settings.config import ExperimentConfig, find_experiments, load_experiment
-from subquad.suite.settings.grid import expand, points
+from subquad.suite.settings.config import ExperimentConfig
+from subquad.suite.settings.grid import expand, points, seeds_of
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store.storage import SCHEMA
 from subquad.tasks import TASKS
-from tests.reports.committed import ROWS
+from tests.reports.committed import CONFIGS, EXPERIMENTS, HOME, ROWS
 
-HOME = Path(__file__).resolve().parents[2]
-EXPERIMENTS = find_experiments(HOME / "reports")
-CONFIGS = {name: load_experiment(path) for name, path in EXPERIMENTS.items()}
 PAPERS = read_papers(HOME / "reports" / "papers.yaml", EXPERIMENTS)
 LISTED = [name for name, config in CONFIGS.items() if not config.baseline]
 
@@ -153,12 +149,12 @@ def test_all_plans_together_take_seconds():
         resolver = Resolver(TASKS, MODELS, WORKLOADS, without_data=True)
         for scale in config.scales if config.baseline else ():
             try:
-                assert expand(name, config, resolver, scale=scale)
+                assert expand(name, config, resolver, scale=scale, seeds=seeds_of(config, scale)[:1])
             except ValueError as error:
                 faults.append(f"{name} {scale}: {error}")
     # a part of the environment may not be installed
     assert [fault for fault in faults if " is n/a " not in fault] == []
-    # six seconds beside much other work, and more on a slow processor
+    # five seconds with all imports, and more on a slow processor
     assert time.process_time() - start < 20
 
 

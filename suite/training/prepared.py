@@ -17,6 +17,7 @@ from subquad.suite.model import Model
 from subquad.suite.operations import OperationCounter
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, RunEnded
+from subquad.suite.training.causality import require_causal
 from subquad.suite.training.config import Stage, TrainConfig
 from subquad.suite.training.data import (
     FreshOrder,
@@ -111,8 +112,10 @@ def prepared(
             for row in kernel_rows(model.convolutions(), length, train.record_kernels, start=True):
                 outcome.add(**{"step": 0, **row})
 
-        operations = OperationCounter(model)
         cast = partial(autocast, train.precision, device)
+        with cast():
+            require_causal(run, model, device, torch.bfloat16 if train.precision == "bf16" else torch.float32)
+        operations = OperationCounter(model)
 
         def loss(batch: Batch) -> Tensor:
             positions = None if batch.positions is None else batch.positions.long()

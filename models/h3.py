@@ -46,6 +46,9 @@ from subquad.models.s4d import DiagonalSSM, Discretization, Initialisation, Stat
 from subquad.suite.bounds import Count, Positive, Width
 from subquad.suite.contracts import TaskSpec
 
+MOST_PRODUCTS = 16
+"""Taps up to which the filter of a shift model with B is a sum of products [D, M, M], and not a transform."""
+
 
 class ShiftSSM(FiniteFilter):
     """y_t = sum_{m < M} k[m] x_{t-m} + D x_t in every channel. Its state: the last M - 1 inputs [B, D, M - 1].
@@ -74,8 +77,12 @@ class ShiftSSM(FiniteFilter):
         if self.B is None:
             return self.C
         B, C = at_least_float32(self.B), at_least_float32(self.C)
+        size = C.shape[1]
+        if size > MOST_PRODUCTS:
+            B_f, C_f = torch.fft.rfft(B, 2 * size), torch.fft.rfft(C, 2 * size)
+            return torch.fft.irfft(B_f.conj() * C_f, 2 * size)[:, :size]
         # windows[d, m, j] = C[d, j + m]
-        windows = F.pad(C, (0, C.shape[1] - 1)).unfold(1, C.shape[1], 1)
+        windows = F.pad(C, (0, size - 1)).unfold(1, size, 1)
         return (windows * B.unsqueeze(1)).sum(-1)
 
     def skip(self) -> Tensor:

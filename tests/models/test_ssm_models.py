@@ -378,16 +378,23 @@ def test_training_b_of_h3_starts_from_the_same_function():
     assert all(any(layer.mixer.inner.B is p for p in groups["ssm"].parameters) for layer in trained.layers)
 
 
-def test_the_taps_of_a_shift_model_with_b_are_the_response_of_its_register():
-    shift = build("h3", train_B=True, d_state=8).mixers[0].shift
+@pytest.mark.parametrize("size", [8, 20], ids=["products", "transform"])
+def test_the_taps_of_a_shift_model_with_b_are_the_response_of_its_register(size):
+    """With their first and second derivatives."""
+    shift = build("h3", train_B=True, d_state=size).mixers[0].shift.double()
     torch.nn.init.normal_(shift.B)
-    B, C = shift.B.detach(), shift.C.detach()
+    parameters = B, C = shift.B, shift.C
     # h_t = shift(h_{t-1}) + B x_t, y_t = C h_t, fed an impulse
-    h, response = B.clone(), []
-    for _ in range(8):
+    h, response = B, []
+    for _ in range(size):
         response.append((h * C).sum(-1))
         h = torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], dim=1)
-    torch.testing.assert_close(shift.taps(), torch.stack(response, dim=1))
+    found = []
+    for taps in (shift.taps(), torch.stack(response, dim=1)):
+        first = torch.autograd.grad(taps.square().sum(), parameters, create_graph=True)
+        second = torch.autograd.grad(sum(gradient.square().sum() for gradient in first), parameters)
+        found.append((taps, *first, *second))
+    torch.testing.assert_close(*found)
 
 
 def test_only_the_maps_of_channel_mixers_start_smaller_where_a_grid_says_so():

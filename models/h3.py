@@ -46,7 +46,7 @@ from subquad.models.s4d import DiagonalSSM, Discretization, Initialisation, Stat
 from subquad.suite.bounds import Count, Positive, Width
 from subquad.suite.contracts import TaskSpec
 
-MOST_PRODUCTS = 16
+MOST_PRODUCTS = 64
 """Taps up to which the filter of a shift model with B is a sum of products [D, M, M], and not a transform."""
 
 

@@ -46,16 +46,17 @@ class Select(Config):
         """Step and score (the value, with its sign changed where smaller is better) that a run is selected by.
 
         It is the evaluation of the weights that the run kept: the best one, of equal ones the first, with
-        `train.keep: best`, else the last one. None where there is none.
+        `train.keep: best`, else the last one. None where there is none, and where the last one is no number.
 
         found: step and value of every evaluation, by `by` on the whole of `split`.
         keep: `train.keep` of the run.
         """
         sign = -1.0 if smaller_is_better(self.by) else 1.0
-        there = [(step, sign * value) for step, value in found if value is not None]
         if keep == "best":
+            there = [(step, sign * value) for step, value in found if value is not None]
             return max(there, key=lambda pair: (pair[1], -pair[0]), default=None)
-        return max(there, default=None)
+        step, last = max(found, key=lambda pair: pair[0], default=(0, None))
+        return None if last is None else (step, sign * last)
 
     def score(self, found: Iterable[tuple[int, float | None]], keep: str | None) -> float | None:
         """The number that a run is selected by, larger is better; None where it has none. Arguments: `evaluation`."""

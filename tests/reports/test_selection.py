@@ -356,6 +356,13 @@ def test_the_best_evaluation_has_the_highest_accuracy_or_the_lowest_loss(make):
     assert [cell(report, "H3", name).mean for name in columns] == pytest.approx([90.0, 1.0])
 
 
+@pytest.mark.parametrize(("keep", "chosen"), [("best", (50, -2.0)), ("last", None)])
+def test_a_run_whose_last_evaluation_is_no_number_is_not_selected_by_an_earlier_one(keep, chosen):
+    """Unless it has kept the weights of that one."""
+    select = Select(best_of=("train.lr",), by="loss")
+    assert select.evaluation([(50, 2.0), (100, None)], keep) == chosen
+
+
 def test_values_of_a_grid_meet_values_of_a_resolved_run():
     assert same(1, 1.0)
     assert same("1e-3", 0.001)

@@ -184,10 +184,10 @@ class Task(Config):
         logits = logits.reshape(-1, logits.shape[-1]).float()
         targets = targets.reshape(-1).long()
         count = (targets != IGNORE).sum()
-        loss = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none").sum(dtype=torch.float64)
-        # positions without a label are never counted, because no class has the number IGNORE
-        correct = (logits.argmax(-1) == targets).sum()
-        return {"accuracy": (correct, count), "loss": (loss, count)}
+        losses = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="none")
+        # positions without a label are never counted, because no class has the number IGNORE; NaN is no answer
+        correct = ((logits.argmax(-1) == targets) & ~losses.isnan()).sum()
+        return {"accuracy": (correct, count), "loss": (losses.sum(dtype=torch.float64), count)}
 
     def score_batch(self, logits: Tensor, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Like `score`, metrics of all rows of a batch, which its parts do not add up to; see `batch_metrics`."""

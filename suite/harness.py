@@ -9,6 +9,7 @@ follows that token. Where a vocabulary has none, such as that of bytes, it follo
 from __future__ import annotations
 
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,8 +129,11 @@ class Answers:
             count = min(count, len(tokens) - 1)
             part = log_p[row, len(tokens) - 1 - count : len(tokens) - 1]
             wanted = torch.tensor(tokens[len(tokens) - count :], device=self.device)
-            chosen = part.gather(-1, wanted[:, None])
-            yield float(chosen.sum()), bool((part.argmax(-1) == wanted).all())
+            total = float(part.gather(-1, wanted[:, None]).sum())
+            if math.isnan(total):
+                # the largest of several such sums, by which an answer is chosen, would be the first NaN
+                raise ValueError(f"evaluate: the model gives NaN for a text of {len(tokens)} tokens")
+            yield total, bool((part.argmax(-1) == wanted).all())
 
     def whole(self, text: str) -> float:
         """Sum of log p of all tokens of a text, each with as much context as the model reads."""

@@ -41,6 +41,11 @@ class ScoredByClass(TaskBase):
         return {"macro_accuracy": macro_accuracy(logits, targets)}
 
 
+def predicted_classes(logits: torch.Tensor) -> torch.Tensor:
+    """The class of the largest of the logits [..., C]; -1, which no label is, where one of them is NaN."""
+    return logits.argmax(-1).where(~logits.amax(-1).isnan(), -1)
+
+
 def macro_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The mean of the accuracies of the classes, as (sum, count) over the rows of a batch.
 
@@ -55,7 +60,7 @@ def macro_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.T
     mad/model/pl_model_wrapper.py at 1f77b94127309e9f3e0280fe73d6079ba3eaf3eb).
     """
     num_classes, num_rows = logits.shape[-1], len(targets)
-    predicted, targets = logits.reshape(-1, num_classes).argmax(-1), targets.reshape(-1).long()
+    predicted, targets = predicted_classes(logits.reshape(-1, num_classes)), targets.reshape(-1).long()
     labelled = targets != IGNORE
     targets = targets.where(labelled, 0)
 
@@ -64,7 +69,8 @@ def macro_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.T
         return zeros.scatter_add_(0, classes, counted.long())
 
     right = per_class(targets, labelled & (predicted == targets))
-    labels, predictions = per_class(targets, labelled), per_class(predicted, labelled)
+    labels = per_class(targets, labelled)
+    predictions = per_class(predicted.clamp(min=0), labelled & (predicted >= 0))
     num_present = ((labels > 0) | (predictions > 0)).sum()
     value = (right / labels.clamp(min=1).double()).sum() / num_present.clamp(min=1)
     # a batch without a label says nothing

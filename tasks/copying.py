@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, token_segment
+from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, predicted_classes, token_segment
 
 
 class Copying(FreshTask):
@@ -106,7 +106,7 @@ class Copying(FreshTask):
         """Adds `exact`: the fraction of rows without a wrong label, of those with a label."""
         labelled = targets != IGNORE
         rows = labelled.any(-1)
-        right = ((logits.argmax(-1) == targets) | ~labelled).all(-1) & rows
+        right = ((predicted_classes(logits) == targets) | ~labelled).all(-1) & rows
         return {**super().score(logits, targets), "exact": (right.sum(), rows.sum())}
 
     def solve(self, segment: Segment) -> Array:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from subquad.suite.contracts import IGNORE, PreparedTask, Segment
+from subquad.suite.metrics import smaller_is_better
 
 SPLITS = ("train", "valid", "test")
 FRESH_ROWS = 200
@@ -220,8 +221,8 @@ def settings_build_the_task_again(task: Any) -> None:
 def metrics_are_sums(task: Any) -> None:
     """Metrics are sums over labelled positions, which add up over batches, and right answers have an accuracy of 1.
 
-    The metrics of whole batches need not add up over parts. They are those that the task names, and as silent without a
-    label.
+    Logits that are NaN are no answers. The metrics of whole batches need not add up over parts. They are those that the
+    task names, and as silent without a label.
     """
     segment = split(task, "test")[0]
     targets = segment.targets[:50].long()
@@ -239,6 +240,10 @@ def metrics_are_sums(task: Any) -> None:
         correct, count = task.score(right, targets)["accuracy"]
         assert correct == count, f"right answers score {int(correct)} of {int(count)}"
         assert count == (targets != IGNORE).sum(), f"accuracy counts {int(count)} labels"
+    lost = torch.full_like(guessed, torch.nan)
+    for metric, (total, _) in {**task.score(lost, targets), **task.score_batch(lost, targets)}.items():
+        none = float(total) == 0 and smaller_is_better(metric) is not True
+        assert none or torch.as_tensor(total).isnan(), f"{metric} of logits that are NaN adds up to {float(total)}"
     unlabelled = torch.full_like(targets, IGNORE)
     nothing = task.score(guessed, unlabelled)
     by_batch = task.score_batch(guessed, unlabelled)

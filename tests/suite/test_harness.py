@@ -62,6 +62,13 @@ def answers(model, end=END):
     return Answers(model, encode, decode, 32, 4, CPU, end)
 
 
+def test_a_sum_that_is_no_number_ends_an_evaluation():
+    model = Cycle([])
+    model._logits = lambda tokens: torch.full((*tokens.shape, len(WORDS)), torch.nan)
+    with pytest.raises(ValueError, match="the model gives NaN for a text of 2 tokens"):
+        answers(model).continuation("c", " ab")
+
+
 @pytest.mark.parametrize(("context", "text"), [("c", " ab"), ("c ", "ab"), ("c  ", "ab"), ("c\n", "ab")])
 def test_a_context_and_its_continuation_are_encoded_as_one_text(context, text):
     model = Cycle([])

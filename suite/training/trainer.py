@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.suite.contracts import Batch, Segment
+from subquad.suite.contracts import IGNORE, Batch, Segment
 from subquad.suite.environment import device_name
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, Progress, RunEnded, Worker
@@ -134,6 +134,10 @@ class Trainer(Worker):
             if self.group.agreed(due or self.watch.seconds > REPORT_EVERY_S):
                 if (bad := int(self.ready.losses.bad_step)) >= 0:
                     self.outcome.step = bad
+                    segment, rows = self.ready.order.locate(bad)
+                    if not (take(segment, rows).targets != IGNORE).any():
+                        reason = f"the batch of step {bad} has no label, so its mean loss is no number"
+                        raise RunEnded("failed", f"{reason}; leave out rows without labels, or raise train.batch_size")
                     raise RunEnded("diverged", f"loss is not finite at step {bad}")
                 self.watch.stop()
                 self._report()

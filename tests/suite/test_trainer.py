@@ -133,6 +133,22 @@ def test_divergence_names_the_step(tmp_path):
     assert "step 0" in execute(run, tmp_path, CPU).error
 
 
+def test_a_batch_without_a_label_is_not_called_a_divergence(tmp_path, monkeypatch):
+    given = Parity.segments
+
+    def segments(self, name, seed):
+        (segment,) = given(self, name, seed)
+        if name == "train":
+            segment.targets[1:] = IGNORE
+        yield segment
+
+    monkeypatch.setattr(Parity, "segments", segments)
+    monkeypatch.setattr(data, "_latest", {})
+    finished = execute(make_run(train={"batch_size": 7, "shuffle": False}), tmp_path, CPU)
+    assert finished.status == "failed"
+    assert "the batch of step 1 has no label" in finished.error
+
+
 def test_a_run_gives_a_sign_of_life_at_every_step_batch_and_phase(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "CHECKPOINT_EVERY_S", 0.0)
     signs = []

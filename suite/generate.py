@@ -39,8 +39,9 @@ class Sampling:
     """Draw from the fewest likeliest tokens whose probabilities add up to at least p."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"generate: temperature must be at least 0, got {self.temperature}.")
+        # logits over a smaller one are infinite, and the probabilities NaN
+        if not (self.temperature == 0 or self.temperature >= 1e-6):
+            raise ValueError(f"generate: temperature must be 0 or at least 1e-06, got {self.temperature}.")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"generate: top_k must be at least 1, got {self.top_k}.")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -184,7 +184,8 @@ def test_only_the_likeliest_tokens_are_drawn(options, allowed):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1.0}, "temperature must be at least 0, got -1.0"),
+        ({"temperature": -1.0}, "temperature must be 0 or at least 1e-06, got -1.0"),
+        ({"temperature": 1e-40}, "temperature must be 0 or at least 1e-06, got 1e-40"),
         ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),

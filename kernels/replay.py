@@ -66,7 +66,10 @@ class Replayed:
         launcher: Launcher = launch,
         kinds: tuple[type, ...] = (Tensor, torch.nn.Parameter),
     ) -> None:
-        """kinds: of tensors; those of other classes, such as fake ones, may have no memory."""
+        """kinds: of tensors; those of other classes, such as fake ones, may have no memory.
+
+        The function is called, too, with a tensor whose memory holds its negative, which `launch` refuses.
+        """
         self.function, self.launcher, self.kinds = function, launcher, kinds
         # a list of nothing, then of None, and from the second call on of None and the recording, or None without one
         self._known: Callable[..., list[Recording | None]] = functools.lru_cache(MAX_RECORDINGS, typed=True)(
@@ -87,7 +90,7 @@ class Replayed:
             if x is None:
                 key.append(None)
                 values.append(None)
-            elif type(x) in self.kinds:
+            elif type(x) in self.kinds and not x.is_neg():
                 address = x.data_ptr()
                 key.append((x.shape, x.stride(), x.dtype, address & 15))
                 values.append(address)

@@ -198,6 +198,13 @@ def test_observers_see_every_operation_and_launch(monkeypatch):
     assert run.count == count + 3
 
 
+def test_a_lazy_negative_is_refused_also_where_launches_are_known():
+    run, x = Pass(), on_device(dtype=torch.complex64)
+    assert run.is_replayed(x.imag.as_subclass(OnDevice))
+    with pytest.raises(ValueError, match=r"resolve_neg\(\)"):
+        run(x.conj().imag.as_subclass(OnDevice))
+
+
 def test_tensors_without_a_gpu_and_fake_ones_are_the_functions():
     run = Pass(kinds=(torch.Tensor, OnDevice))
     assert not run.is_replayed(torch.zeros(4))

@@ -39,7 +39,10 @@ def require_causal(run: TrainingRun, model: Model, device: torch.device, dtype: 
 
 @torch.no_grad()
 def _share_of_the_future(model: Model, spec: TaskSpec, device: torch.device) -> float:
-    """How much other inputs in the second half of a row change the outputs in its first half; 0 where none are made."""
+    """By how much of the largest other inputs in the second half of a row change the outputs in its first half.
+
+    What a repeated call changes is subtracted. 0 where no outputs are made.
+    """
     length = min(spec.max_length, LENGTH)
     cut = length // 2
     generator = torch.Generator().manual_seed(0)
@@ -54,12 +57,13 @@ def _share_of_the_future(model: Model, spec: TaskSpec, device: torch.device) -> 
     model.eval()
     # what a model cannot do with such rows, training says
     with contextlib.suppress(Exception):
-        for rows in (inputs, torch.cat([inputs[:, :cut], other[:, cut:]], 1)):
+        for rows in (inputs, torch.cat([inputs[:, :cut], other[:, cut:]], 1), inputs):
             # a model that draws at random draws the same
             torch.manual_seed(0)
             outputs.append(model(rows.to(device))[:, :cut].float())
     model.train(training)
-    if len(outputs) < 2 or cut == 0:
+    if len(outputs) < 3 or cut == 0:
         return 0.0
-    first, second = outputs
-    return ((first - second).abs().max() / first.abs().max()).nan_to_num(0.0).item()
+    first, other, again = outputs
+    change = (first - other).abs().max() - (first - again).abs().max()
+    return (change / first.abs().max()).nan_to_num(0.0).item()

@@ -22,13 +22,16 @@ class Means(Model):
 
     def __init__(self, ahead):
         super().__init__()
-        self.ahead, self.dropout = ahead, nn.Dropout(0.5)
+        self.ahead, self.dropout, self.calls = ahead, nn.Dropout(0.5), 0
 
     def forward(self, inputs, positions=None):
         if self.ahead is None:
             raise RuntimeError("no rows of this length")
         x = inputs if inputs.is_floating_point() else nn.functional.one_hot(inputs.long(), 8).float()
         past = x.cumsum(1) / torch.arange(1, x.shape[1] + 1).view(-1, 1)
+        if self.ahead == "counts":
+            self.calls += 1
+            return past * self.calls
         return self.dropout(past + self.ahead * (x.mean(1, keepdim=True) + torch.rand(1)))
 
 
@@ -43,8 +46,10 @@ class Means(Model):
         # what a transform rounds
         (1e-6, TOKENS, {"model": "mine"}, {}, False),
         (None, TOKENS, {"model": "mine"}, {}, False),
+        # a fault of another kind, which `check model` names
+        ("counts", TOKENS, {"model": "mine"}, {}, False),
     ],
-    ids=["tokens", "signal", "meant", "of the suite", "one label", "rounding", "raises"],
+    ids=["tokens", "signal", "meant", "of the suite", "one label", "rounding", "raises", "counts calls"],
 )
 def test_a_network_of_a_plugin_that_reads_labels_ahead_is_refused(ahead, spec, plugins, options, refused):
     run = SimpleNamespace(

@@ -37,8 +37,11 @@ class Mixer(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "forward" in cls.__dict__ and "forward_at" not in cls.__dict__:
-            # that of a class which this one derives from computes what `forward` of that class computes
+        forward, at = (
+            next(i for i, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("forward", "forward_at")
+        )
+        if forward < at:
+            # `forward_at` of a class farther away computes what the `forward` of that class computes
             cls.forward_at = Mixer.forward_at  # type: ignore[method-assign]
 
     def forward(self, x: Tensor) -> Tensor:

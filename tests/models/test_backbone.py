@@ -174,11 +174,13 @@ def test_a_sequence_longer_than_the_learned_positions_is_an_error():
         model(torch.zeros(1, 33, dtype=torch.long))
 
 
-class Doubled(SSMLayer):
-    """A layer with a `forward` of its own and the `forward_at` of its parent."""
-
+class Twice:
     def forward(self, x):
         return 2 * super().forward(x)
+
+
+class Doubled(Twice, SSMLayer):
+    """A layer with a `forward` of its own and the `forward_at` of its parent."""
 
 
 class DoubledConfig(S4DConfig):

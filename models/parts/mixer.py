@@ -37,12 +37,14 @@ class Mixer(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        forward, at = (
-            next(i for i, base in enumerate(cls.__mro__) if name in vars(base)) for name in ("forward", "forward_at")
-        )
-        if forward < at:
-            # `forward_at` of a class farther away computes what the `forward` of that class computes
-            cls.forward_at = Mixer.forward_at  # type: ignore[method-assign]
+        place = {
+            name: next(i for i, base in enumerate(cls.__mro__) if name in vars(base))
+            for name in ("forward", "forward_at", "prefill")
+        }
+        for name in ("forward_at", "prefill"):
+            if place["forward"] < place[name]:
+                # that of a class farther away computes what the `forward` of that class computes
+                setattr(cls, name, vars(Mixer)[name])
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, T, D] to y [B, T, D]."""

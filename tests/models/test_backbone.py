@@ -178,9 +178,13 @@ class Twice:
     def forward(self, x):
         return 2 * super().forward(x)
 
+    def step(self, x_t, state):
+        y_t, state = super().step(x_t, state)
+        return 2 * y_t, state
+
 
 class Doubled(Twice, SSMLayer):
-    """A layer with a `forward` of its own and the `forward_at` of its parent."""
+    """A layer with a `forward` and a `step` of its own, and the `forward_at` and `prefill` of its parent."""
 
 
 class DoubledConfig(S4DConfig):
@@ -218,6 +222,13 @@ def test_a_mixer_at_some_positions_gives_what_it_gives_there(config, count):
     expected = torch.autograd.grad((full * weight).sum(), trained)
     found = torch.autograd.grad((some * weight).sum(), trained)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@torch.no_grad()
+def test_a_prompt_is_read_by_the_steps_of_a_derived_mixer():
+    torch.manual_seed(0)
+    mixer, x = DoubledConfig(**SMALL).mixer(0, TOKENS).double(), torch.randn(2, 9, 16, dtype=torch.float64)
+    torch.testing.assert_close(mixer.prefill(x, mixer.init_state(2, 9))[0], mixer(x))
 
 
 def test_batch_norm_keeps_the_statistics_of_all_positions():

@@ -10,11 +10,13 @@ not, because they change no value and depend on the machine. So a count depends 
 on its device, precision or backends.
 
 Counting carries out a copy of the model on fake tensors, which have shapes and no values: it takes the host some tenths
-of a second for each shape of batch, needs no memory of the device and draws no random numbers.
+of a second for each shape of batch, needs no memory of the device and draws no random numbers. A process counts models
+of equal settings, such as those of several seeds, once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -32,15 +34,25 @@ class OperationsUnknown(Exception):
     """The operations of a model cannot be counted, for the reason that it gives."""
 
 
+_COUNTS: dict[Hashable, dict[Hashable, int]] = {}
+"""The counts of a process, by the settings of the model."""
+
+
 class OperationCounter:
     """Counts the operations of a model, whose parameters stay as they are. Counts of equal shapes are kept.
+
+    settings: all that the model was built from; models with equal ones share their counts. None, or what cannot be
+        hashed: the model shares them with no other.
 
     Of the tensors that the methods take, only shapes and dtypes count. They raise OperationsUnknown where the model
     cannot be carried out without values.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, settings: Any = None) -> None:
         self._known: dict[Hashable, int] = {}
+        if settings is not None:
+            with contextlib.suppress(TypeError):
+                self._known = _COUNTS.setdefault(settings, self._known)
         self._model: Model | None = None
         self._fault = ""
         try:

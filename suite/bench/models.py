@@ -310,7 +310,8 @@ class ModelTimer(Series):
 
     def _operations(self, model: Model, length: int) -> Iterator[dict[str, Any]]:
         """Rows of the operations of what is timed: of a training step (of a layer: both passes), and of a token."""
-        speed, counter = self.run.speed, OperationCounter(model)
+        speed = self.run.speed
+        counter = OperationCounter(model, (self.run.model, speed.spec(length)))
         batch = speed.batch(length)
         with torch.device("meta"):
             inputs = random_inputs(speed, torch.device("meta"), batch, length)

@@ -421,9 +421,7 @@ def _board(
 
     rendering = repository.rendering()
     mains, others, costs, estimates = [], [], {}, {}
-    for experiment, config, path in repository.every_experiment():
-        if name != "overview" and not experiment.startswith(f"{name}/"):
-            continue
+    for experiment, config, path in repository.every_experiment("" if name == "overview" else name):
         costs[experiment] = _cost(path.parent / "README.md")
         paths = repository.files(experiment, results)
         runs = rendering.load_runs(rendering.rows_of(paths, skipped))

@@ -97,10 +97,10 @@ class Repository:
         """
         return self._experiment(name, find_experiments(self.reports))
 
-    def every_experiment(self) -> list[Experiment]:
-        """All experiments, from one walk through their folder."""
+    def every_experiment(self, paper: str = "") -> list[Experiment]:
+        """All experiments, or those of a paper, from one walk through their folder."""
         grids = find_experiments(self.reports)
-        return [self._experiment(name, grids) for name in grids]
+        return [self._experiment(name, grids) for name in grids if name.startswith(paper and f"{paper}/")]
 
     def _experiment(self, name: str, grids: Mapping[str, Path]) -> Experiment:
         path = grids.get(name, Path(name, "grid.yaml"))

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -89,10 +90,15 @@ def _different(seeds: tuple[int, ...]) -> tuple[int, ...]:
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), BeforeValidator(_listed), AfterValidator(_different)]
 
 
+@cache
+def _kinds() -> dict[str, TypeAdapter[Any]]:
+    """The types of the seeds and the sweep of a scale, each of which takes a millisecond to make."""
+    return {"seeds": TypeAdapter(Seeds), "sweep": TypeAdapter(Sweep)}
+
+
 def _checked_scale(options: dict[str, Any]) -> dict[str, Any]:
     """The options of a scale, whose own seeds and sweep are of the same types as those of the grid."""
-    kinds: dict[str, TypeAdapter[Any]] = {"seeds": TypeAdapter(Seeds), "sweep": TypeAdapter(Sweep)}
-    for key, kind in kinds.items():
+    for key, kind in _kinds().items():
         if key in options:
             try:
                 kind.validate_python(options[key])

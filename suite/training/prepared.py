@@ -115,7 +115,7 @@ def prepared(
         cast = partial(autocast, train.precision, device)
         with cast():
             require_causal(run, model, device, torch.bfloat16 if train.precision == "bf16" else torch.float32)
-        operations = OperationCounter(model)
+        operations = OperationCounter(model, (run.model, run.task.spec))
 
         def loss(batch: Batch) -> Tensor:
             positions = None if batch.positions is None else batch.positions.long()

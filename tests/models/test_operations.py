@@ -130,6 +130,15 @@ def test_what_a_layer_computes_again_to_save_memory_does_not_count():
     assert once == again
 
 
+def test_models_of_equal_settings_are_counted_once():
+    small, large = OperationCounter(build("gla"), "small"), OperationCounter(build("gla", num_layers=3), "large")
+    again = OperationCounter(build("gla"), "small")
+    again._model = None
+    assert again._known is small._known
+    counts = [counter.forward(batch().inputs) for counter in (small, large, again)]
+    assert counts[0] == counts[2] < counts[1]
+
+
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_model_can_be_counted_and_none_is_changed_by_it(name):
     model, tokens = build(name, num_layers=1), torch.zeros(1, 20, dtype=torch.uint8)

@@ -9,6 +9,7 @@ import torch
 from subquad.suite.runs import RunEnded
 from subquad.suite.training import trainer
 from subquad.suite.training.config import TrainConfig
+from tests.runs import one_run
 from tests.suite.toy import interrupted, make_run
 
 CPU = torch.device("cpu")
@@ -105,8 +106,19 @@ def test_the_rate_falls_to_its_end_however_long_a_step_takes():
         assert worker.rates == pytest.approx(expected)
 
 
-def flops_of_a_step():
-    return of(trainer.Trainer(run_of(steps=1), CPU)().rows, "train_flops")[-1]
+def flops_of_a_step(run=None):
+    return of(trainer.Trainer(run or run_of(steps=1), CPU)().rows, "train_flops")[-1]
+
+
+def test_operations_are_those_of_the_model_and_of_the_task_of_a_run():
+    """Runs of equal settings share their counts. These have batches of equal shapes."""
+    counts = set()
+    for width, vocab_size in ((8, 16), (16, 16), (8, 32)):
+        task = {"name": "mqar", "length": 16, "num_kv_pairs": 2, "num_train": 4, "num_test": 4}
+        model = {"name": "attention", "d_model": width, "num_layers": 1}
+        run = one_run({**task, "vocab_size": vocab_size}, model, {"steps": 1, "batch_size": 4})
+        counts.add(flops_of_a_step(run))
+    assert len(counts) == 3
 
 
 def test_steps_follow_from_operations():

@@ -46,7 +46,8 @@ def test_the_record_joins_accuracy_speed_memory_parameters_and_state():
 
 
 def test_training_learns():
-    rows = train(make_run(task={"num_train": 640}, train={"epochs": 40}, model={"dropout": 0.0})).rows
+    options = {"epochs": 20, "batch_size": 64, "lr": 0.03}
+    rows = train(make_run(task={"num_train": 640}, train=options, model={"dropout": 0.0})).rows
     (accuracy,) = (
         row["value"] for row in rows if row["split"] == "test" and row["metric"] == "accuracy" and not row["slice"]
     )

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,19 @@ ALLOWED = {
 }
 
 
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """All of a file, those inside functions and for the type checker alone, too."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imports(path: Path) -> set[str]:
     """Folders of this repository, and other root packages, that a file imports, anywhere in it."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             found |= {folder_of(alias.name) for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             found |= {folder_of(f"{node.module}.{alias.name}") for alias in node.names}
     return found
 
@@ -52,12 +59,12 @@ def modules_of(folder: str) -> dict[str, Path]:
 
 
 def modules_imported(path: Path, among: Iterable[str]) -> set[str]:
-    """Modules among those that a file imports anywhere in it: inside functions and for the type checker alone, too."""
+    """Modules among those that a file imports."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             parts = {f"{node.module}.{alias.name}" for alias in node.names}
             # a part of a package is imported from its own file, where it has one
             found |= parts & set(among) or {node.module}

@@ -10,11 +10,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from subquad.kernels import OPERATORS
 from subquad.kernels.delta_rule.workloads import WORKLOAD as DELTA_RULE
 from subquad.kernels.workload import Implementation
 from subquad.run_suite import REPOSITORY
 from subquad.suite.bench import arena as arena_module
 from subquad.suite.bench.arena import METHOD, Arena, competing, has_peers, one_for_every_peer
+from subquad.suite.bench.cases import Case
 from subquad.suite.bench.measure import Ceilings, find
 from subquad.suite.bench.worker import ChildError, TookTooLong, Worker
 from subquad.suite.commands.arena import measure
@@ -103,12 +105,16 @@ def test_time_that_is_over_ends_the_arena_between_two_comparisons(monkeypatch):
     assert told(monkeypatch, late, late, late)["peer"].reason == "it took more than 5 s"
 
 
-def test_an_implementation_that_hangs_is_stopped_and_the_next_one_is_timed():
-    targets = {"hangs": "tests.suite.toy_operators:HANGS"}
+def test_a_worker_that_hangs_is_replaced_and_one_in_which_a_case_fails_lives_on():
+    targets = {"hangs": "tests.suite.toy_operators:HANGS", "causal_conv1d": OPERATORS["causal_conv1d"][0]}
+    slow, fast = ({**CASES[0].to_json(), "op": "hangs", "implementation": name} for name in ("sleep", "cumsum"))
+    wrong = Case("causal_conv1d", "torch", (("B", 1), ("T", 8), ("D", 2), ("W", 9)), "bfloat16", False)
     with Worker(targets, "cpu") as worker:
-        slow, fast = ({**CASES[0].to_json(), "op": "hangs", "implementation": name} for name in ("sleep", "cumsum"))
-        with pytest.raises(TookTooLong, match="more than 3 s"):
-            worker.ask("timed", timeout_s=3, case=slow, budget_ms=1.0)
+        with pytest.raises(TookTooLong, match="more than 1 s"):
+            worker.ask("timed", timeout_s=1, case=slow, budget_ms=1.0)
+        for _ in range(2):
+            with pytest.raises(ChildError, match=r"W in 2\.\.4"):
+                worker.ask("prepare", case=wrong.to_json())
         assert worker.ask("timed", timeout_s=60, case=fast, budget_ms=1.0)["samples"]
 
 

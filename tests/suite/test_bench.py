@@ -24,7 +24,6 @@ from subquad.suite.bench import run as bench_run
 from subquad.suite.bench.cases import Case, cases, label
 from subquad.suite.bench.compare import SIDES, Comparison
 from subquad.suite.bench.run import Verdict, time_cases
-from subquad.suite.bench.worker import ChildError, Worker
 from subquad.suite.store import storage
 from tests.suite import toy_operators
 
@@ -193,14 +192,6 @@ def slower_checkout(tmp_path):
     assert begin in text
     path.write_text(text.replace(begin, begin + "    __import__('time').sleep(0.01)\n"))
     return home
-
-
-def test_what_fails_in_a_worker_is_told_and_the_worker_lives_on():
-    case = Case("causal_conv1d", "torch", (("B", 1), ("T", 8), ("D", 2), ("W", 9)), "bfloat16", False)
-    with Worker(TARGETS, "cpu") as worker:
-        for _ in range(2):
-            with pytest.raises(ChildError, match=r"W in 2\.\.4"):
-                worker.ask("prepare", case=case.to_json())
 
 
 @pytest.mark.slow

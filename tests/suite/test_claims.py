@@ -153,11 +153,13 @@ def test_a_claim_that_is_released_while_it_is_renewed_does_not_come_back(tmp_pat
 
 def test_a_claim_of_a_killed_process_of_this_machine_is_taken_over_at_once(tmp_path, run):
     script = (
-        "import os, sys; from pathlib import Path\n"
-        "from subquad.suite.store.claims import Claims; from tests.suite.toy import make_run\n"
-        "Claims(Path(sys.argv[1])).take(make_run()); os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; from types import SimpleNamespace\n"
+        "from subquad.suite.store.claims import Claims\n"
+        "run = SimpleNamespace(**dict(zip(('experiment', 'scale', 'run_id'), sys.argv[2:])))\n"
+        "Claims(Path(sys.argv[1])).take(run); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=with_subquad() | {"OMP_NUM_THREADS": "1"})
+    names = run.experiment, run.scale, run.run_id
+    subprocess.run([sys.executable, "-c", script, str(tmp_path), *names], env=with_subquad())
     path = path_of(run, tmp_path)
     assert not read_claim(path).live
     assert Claims(tmp_path).take(run) is None

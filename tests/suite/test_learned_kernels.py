@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -29,6 +30,12 @@ def make(probe=PROBE, model="dss-softmax", **train):
     )
 
 
+@functools.cache
+def trained(probe=True, model="dss-softmax"):
+    """The rows of a run that nothing interrupts."""
+    return Trainer(make(PROBE if probe else None, model), CPU)().rows
+
+
 def recorded(rows):
     """The recorded rows of kernels and eigenvalues, as tuples."""
     keys = ("metric", "slice", "step", "value", "samples", "status")
@@ -48,23 +55,21 @@ def test_a_run_that_records_nothing_keeps_the_id_it_had_before_there_was_any_rec
 
 
 def test_recording_changes_nothing_that_is_learnt():
-    with_them, without = Trainer(make(), CPU)(), Trainer(make(None), CPU)()
-    assert learning(with_them.rows) == learning(without.rows)
-    assert recorded(without.rows) == []
+    assert learning(trained()) == learning(trained(probe=False))
+    assert recorded(trained(probe=False)) == []
 
 
 def test_step_sizes_are_recorded_before_and_after_training_where_there_are_any():
-    rows = Trainer(make(), CPU)().rows
-    found = {(r["metric"], r["slice"]): r["value"] for r in rows if r["metric"].startswith("log_dt")}
+    found = {(r["metric"], r["slice"]): r["value"] for r in trained() if r["metric"].startswith("log_dt")}
     assert set(found) == {(metric, at) for metric in ("log_dt_median", "log_dt_max") for at in ("", "at=start")}
     # they start log-uniform between 0.001 and 0.1, and are learnt
     assert -6.91 < found["log_dt_median", "at=start"] < found["log_dt_max", "at=start"] < -2.30
     assert found["log_dt_max", ""] != found["log_dt_max", "at=start"]
-    assert not [r for r in Trainer(make(model="attention"), CPU)().rows if r["metric"].startswith("log_dt")]
+    assert not [r for r in trained(model="attention") if r["metric"].startswith("log_dt")]
 
 
 def test_there_are_rows_from_before_the_first_step_and_from_after_the_last():
-    rows = recorded(Trainer(make(), CPU)().rows)
+    rows = recorded(trained())
     before = {metric for metric, part, step, *_ in rows if part.startswith("at=start") and step == 0}
     after = [(metric, part) for metric, part, step, *_ in rows if not part.startswith("at=start") and step == 10]
     assert len(rows) == sum(row[2] in (0, 10) for row in rows)
@@ -95,11 +100,10 @@ def test_what_is_recorded_is_of_the_weights_that_the_test_split_saw():
 
 @pytest.mark.parametrize("stop_at", [1, 7])
 def test_an_interrupted_run_records_what_an_uninterrupted_one_does(tmp_path, stop_at):
-    whole = Trainer(make(), CPU)()
     path = tmp_path / "a.checkpoint"
     with interrupted(stop_at) as stop:
         Trainer(make(), CPU, checkpoint=path, stop=stop)()
-    assert recorded(Trainer(make(), CPU, checkpoint=path)().rows) == recorded(whole.rows)
+    assert recorded(Trainer(make(), CPU, checkpoint=path)().rows) == recorded(trained())
 
 
 def test_a_model_without_fixed_filters_trains_and_says_that_it_has_none(tmp_path):

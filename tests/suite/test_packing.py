@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from subquad.suite.executors import local, packing
+from subquad.suite.executors.contract import Settings
 from subquad.suite.executors.local import run_all
 from subquad.suite.executors.packing import MOST, SETTLED, Load, Room, multi_process_service
 from subquad.suite.executors.workers import kind_of
@@ -197,6 +198,12 @@ def test_the_service_is_started_where_a_gpu_gets_several_runs(tmp_path, monkeypa
     with pytest.raises(ZeroDivisionError):
         local.run_all(runs, tmp_path, torch.device(device), Recording(), jobs=jobs, packed=packed)
     assert bool(services) == started
+
+
+def test_a_run_has_a_worker_even_where_it_is_alone(tmp_path, monkeypatch):
+    """This process cannot end a run that hangs in it."""
+    monkeypatch.setattr(local, "run_all", lambda *args, jobs, **options: jobs)
+    assert local.Local()([], tmp_path, Recording(), Settings(device="cpu")) == 1
 
 
 def test_auto_is_a_number_of_jobs(command_line):

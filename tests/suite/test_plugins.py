@@ -277,6 +277,8 @@ def test_a_plugin_that_hangs_fails_and_the_grid_goes_on(grid, plugin, command_li
         plugin(HANGING),
         "--executor-options",
         "hang_minutes=0.5",
+        "--jobs",
+        2,
         "--results",
         tmp_path / "results",
     )

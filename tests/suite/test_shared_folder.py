@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from subquad.suite.executors.local import OutOfTimeError, run_all
-from subquad.suite.executors.processes import ended, start
+from subquad.suite.executors.processes import start
 from subquad.suite.executors.queue import RunQueue
 from subquad.suite.runner import Finished
 from subquad.suite.store import storage
@@ -187,12 +187,20 @@ def test_two_processes_with_two_workers_each_carry_out_every_run_of_a_grid_once(
     assert not list(root.rglob("*.claim*"))
 
 
+def carry_out_these(runs, root):
+    run_all(runs, root, CPU, Recording())
+
+
 def test_the_run_of_a_killed_process_is_finished_by_the_other(tmp_path):
-    root = tmp_path / "results"
-    killed, other = (start(carry_out, root, 0, 4, 20) for _ in range(2))
-    assert until(lambda: killed.pid in started(root), seconds=200)
-    killed.kill()
-    assert ended(other) == "the process ended with exit code 0"
-    lost = started(root)[killed.pid][-1]
-    assert lost in started(root)[other.pid]
-    assert len(list(root.rglob("*.parquet"))) == 4
+    root, there = tmp_path / "results", tmp_path / "hangs"
+    runs = [make_run(model={"fault": "hang once", "fault_file": str(there)}), make_run()]
+    other, display = start(carry_out_these, runs, root), Noting()
+    display.waiting = lambda num_runs, holders: other.kill()
+    try:
+        assert until(there.exists, seconds=200)
+        # the claim would expire after three minutes
+        ended = run_all(runs, root, CPU, display, within_s=120)
+    finally:
+        other.kill()
+    assert [finished.run for finished in ended] == runs[::-1]
+    assert ending(root, runs[0])[0] == "ok"

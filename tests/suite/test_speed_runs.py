@@ -26,7 +26,7 @@ from subquad.suite.store import storage
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")
-MODEL = {"name": "gla", "d_model": 8, "num_layers": 2, "num_heads": 2}
+MODEL = {"name": "gla", "d_model": 8, "num_layers": 1, "num_heads": 2}
 SPEED = {"measure": "train", "lengths": [16, 32], "tokens": 64, "vocab_size": 7, "precision": "fp32"}
 TABLE = {
     "rows": {"GLA": {"model.name": "gla"}, "Transformer": {"model.name": "transformer++"}},
@@ -103,7 +103,7 @@ def test_a_training_step_moves_every_parameter():
 
 
 def test_a_layer_is_the_first_mixer_alone(monkeypatch):
-    run = one(measure="layer", batch_size=3, tokens=None)
+    run = one({"num_layers": 2}, measure="layer", batch_size=3, tokens=None)
     model = run.model.build(run.speed.spec(16))
     seen = []
     for number, mixer in enumerate(model.mixers):

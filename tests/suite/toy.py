@@ -122,6 +122,9 @@ class ToyModel(Model):
             time.sleep(0.02)
         if self.fault == ("hang" if self.training else "hang in evaluation"):
             hang()
+        if self.fault == "hang once" and not Path(self.fault_file).exists():
+            Path(self.fault_file).touch()
+            hang()
         if self.fault == "oom once" and not Path(self.fault_file).exists():
             Path(self.fault_file).touch()
             raise torch.OutOfMemoryError("planted: out of memory")
@@ -170,11 +173,11 @@ class ToyConfig(ModelConfig):
     double: bool = False
     fault: Literal[
         *("none", "error", "oom", "nan", "killed", "killed once", "slow", "oom of one", "oom once"),
-        *("hang", "hang in evaluation", "hang in saving", "interrupt", "exit"),
+        *("hang", "hang once", "hang in evaluation", "hang in saving", "interrupt", "exit"),
     ] = "none"
     fault_file: str = ""
-    """A file that `killed once` makes before it dies, and `oom once` before it fails; once it is there, the fault is
-    over. Of several processes that train together, the last one dies."""
+    """A file that a fault with the word `once` makes before it occurs; once it is there, the fault is over. Of several
+    processes that train together, the last one dies."""
 
     def check(self, spec: TaskSpec) -> None:
         if self.d_model > 64:

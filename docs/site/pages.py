@@ -24,7 +24,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import pandas as pd
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -35,11 +34,12 @@ sys.path.insert(0, str(HOME / "suite" / "package"))
 from subquad.kernels import OPERATORS  # noqa: E402 - the repository is not a package that is installed
 from subquad.models import MODELS  # noqa: E402
 from subquad.models.backbone import BackboneConfig  # noqa: E402
-from subquad.reports.render import build, render, scale_to_count  # noqa: E402
+from subquad.reports.render import render, scale_to_count  # noqa: E402
 from subquad.reports.render.card import card, verdict_table  # noqa: E402
 from subquad.reports.render.draw import svg  # noqa: E402
 from subquad.reports.render.layout import document  # noqa: E402
-from subquad.reports.render.report import Report  # noqa: E402
+from subquad.reports.render.report import Report, report_of  # noqa: E402
+from subquad.reports.render.rows import StoredRun, load_runs, rows_of  # noqa: E402
 from subquad.suite.options import Config  # noqa: E402
 from subquad.suite.registry import Entry  # noqa: E402
 from subquad.suite.settings.config import ExperimentConfig, find_experiments, load_experiment  # noqa: E402
@@ -309,18 +309,18 @@ def _link(match: re.Match[str], page: str, config: MkDocsConfig, files: Files) -
 def _reports(experiment: str) -> dict[str, Report]:
     """The report of each scale with committed rows, the one that is counted first."""
     config = load_experiment(EXPERIMENTS[experiment])
-    rows = storage.read(storage.files([REFERENCE], experiment))
+    runs = load_runs(rows_of(storage.files([REFERENCE], experiment)))
     scales = [scale for scale in _scales(experiment) if scale in config.scales]
     scales.sort(key=lambda scale: scale != scale_to_count(config))
-    return {scale: _report(experiment, config, rows, scale) for scale in scales}
+    return {scale: _report(experiment, config, runs, scale) for scale in scales}
 
 
-def _report(experiment: str, config: ExperimentConfig, rows: pd.DataFrame, scale: str) -> Report:
+def _report(experiment: str, config: ExperimentConfig, runs: list[StoredRun], scale: str) -> Report:
     """The report at one scale; on a board, with the mixers that others have submitted."""
     found = standings(HOME / "submissions", experiment, config, scale) if config.budget else []
-    rows = pd.concat([rows, storage.read([one.part for one in found])]) if found else rows
-    board = with_standings(config, found)
-    return with_notes(build(board, EXPERIMENTS[experiment].parent, rows, scale=scale), found)
+    runs = [*runs, *load_runs(rows_of([one.part for one in found]))] if found else runs
+    board, folder = with_standings(config, found), EXPERIMENTS[experiment].parent
+    return with_notes(report_of(board, folder, experiment, runs, scale=scale), found)
 
 
 def _figure_path(experiment: str) -> str:

@@ -135,8 +135,8 @@ def keys_of(point: Mapping[str, Any]) -> Iterator[str]:
 class GridPoints:
     """Tells whether a resolved run is a point of a grid, for thousands of runs and points.
 
-    A set of points is an integer with a bit for each. Every value that points state under a key is compared with the
-    run once, however many points state it.
+    A set of points is an integer with a bit for each. Every value that points state under a key is compared once with
+    each value that runs have, however many points state it and runs have it.
     """
 
     def __init__(self, points: Sequence[Mapping[str, Any]]) -> None:
@@ -148,6 +148,8 @@ class GridPoints:
                 values = self.stated.setdefault(key, {})
                 value, found = values.get(repr(point[key]), (point[key], 0))
                 values[repr(value)] = value, found | 1 << i
+        self.fits: dict[tuple[str, str], int] = {}
+        """Key and text of a run's value to the points that state none under the key or one that means it."""
 
     def __call__(self, config: Mapping[str, Any]) -> bool:
         return bool(self._matching(config))
@@ -162,9 +164,11 @@ class GridPoints:
         left = self.all
         for key, values in self.stated.items():
             found = lookup(config, key)
-            for value, stating in values.values():
-                if left & stating and not same(value, found):
-                    left &= ~stating
+            seen = key, repr(found)
+            if seen not in self.fits:
+                others = (stating for value, stating in values.values() if not same(value, found))
+                self.fits[seen] = self.all & ~sum(others)
+            left &= self.fits[seen]
         return left
 
 

@@ -510,11 +510,6 @@ def test_doctor_says_what_works_and_why_the_rest_does_not(command_line):
     assert max(map(len, done.stdout.splitlines())) > 80
 
 
-@pytest.mark.slow
-def test_report_all_reads_the_rows_of_every_experiment(command_line):
-    assert "most numbers not run first" in command_line("report", "--all").stdout
-
-
 def test_report_of_a_paper_is_the_scoreboard_of_its_experiments(command_line):
     shown = command_line("report", "h3").stdout
     assert shown.startswith("experiments of h3\n")

@@ -160,7 +160,7 @@ def test_no_number_is_without_bounds(cls):
             assert config is None or (cls in KINDS and refused(lambda config=config: config.check(SPEC))), field
 
 
-@cases(50, 1200)
+@cases(50, 400)
 def test_any_value_of_any_option_is_refused_or_has_an_identity(examples):
     def check(option):
         resolved(*option)
@@ -175,7 +175,7 @@ def small(config):
     return max(numbers) <= 70 and config.num_layers <= 4
 
 
-@cases(15, 500)
+@cases(15, 150)
 def test_a_model_that_is_not_refused_computes_finite_logits(examples):
     tokens = torch.arange(2 * 16).view(2, 16) % SPEC.vocab_size
 
@@ -191,7 +191,7 @@ def test_a_model_that_is_not_refused_computes_finite_logits(examples):
     fuzz(examples, check, options([(cls, field) for cls in KINDS for field in cls.model_fields]))
 
 
-@cases(5, 200)
+@cases(5, 60)
 def test_a_training_that_is_not_refused_ends(tmp_path, examples):
     def check(option):
         _, field, value = option
@@ -221,7 +221,7 @@ TEXTS = st.one_of(
 )  # fmt: skip
 
 
-@cases(10, 200)
+@cases(10, 70)
 def test_any_command_line_is_refused_or_planned(command_line, tmp_path, examples):
     def check(flag, text, dry):
         more = () if dry else ("--results", str(tmp_path / "file"))
@@ -260,7 +260,7 @@ def damaged(content):
 GRIDS = sorted((HOME / "reports").rglob("grid.yaml"))
 
 
-@cases(10, 250)
+@cases(10, 80)
 def test_a_damaged_grid_is_refused_or_expands(tmp_path, examples):
     path = tmp_path / "grid.yaml"
 
@@ -275,7 +275,7 @@ def test_a_damaged_grid_is_refused_or_expands(tmp_path, examples):
     fuzz(examples, check, st.sampled_from(GRIDS).flatmap(lambda grid: damaged(grid.read_bytes())))
 
 
-@cases(10, 250)
+@cases(10, 80)
 def test_a_grid_with_a_strange_value_is_refused_or_expands(tmp_path, examples):
     whole = yaml.safe_load((HOME / "reports" / "quickstart" / "grid.yaml").read_text())
     paths = list(_paths(whole))
@@ -303,7 +303,7 @@ def _paths(tree, above=()):
             yield from _paths(value, (*above, key))
 
 
-@cases(15, 200)
+@cases(15, 70)
 def test_a_damaged_results_file_is_refused_or_read(tmp_path, examples):
     run = make_run()
     path = storage.result_path(tmp_path, "toy/test", "paper", run.run_id)
@@ -353,7 +353,7 @@ def archive(kind):
     return content.getvalue()
 
 
-@cases(15, 200)
+@cases(15, 70)
 def test_a_damaged_archive_is_refused_or_unpacked_whole(tmp_path, examples):
     path, target = tmp_path / "archive", tmp_path / "out"
 
@@ -366,7 +366,7 @@ def test_a_damaged_archive_is_refused_or_unpacked_whole(tmp_path, examples):
     fuzz(examples, check, st.sampled_from(["", "gz", "bz2", "xz", "zip"]).flatmap(lambda kind: damaged(archive(kind))))
 
 
-@cases(4, 40)
+@cases(4, 16)
 def test_a_damaged_checkpoint_never_ends_the_grid(tmp_path, examples):
     run = make_run(train={"epochs": 2})
     path = storage.checkpoint_path(tmp_path, run.experiment, run.scale, run.run_id)
@@ -387,7 +387,7 @@ def test_a_damaged_checkpoint_never_ends_the_grid(tmp_path, examples):
     fuzz(examples, check, damaged(whole))
 
 
-@cases(6, 60)
+@cases(6, 20)
 def test_damaged_weights_are_refused_or_loaded_as_they_were(tmp_path, examples):
     run = make_run()
     path = tmp_path / "ab.weights"

@@ -86,16 +86,20 @@ def test_rows_of_another_experiment_on_s3_are_taken(s3):
 
 @pytest.mark.slow
 def test_an_interrupted_run_continues_from_its_checkpoint_on_s3(s3, tmp_path):
-    # the time is up when the run has begun, however long its process takes to start, and long before it ends
     run = make_run(model={"fault": "slow"}, train={"epochs": 30})
-    with pytest.raises(OutOfTimeError):
-        run_all([run], s3, CPU, Recording(), within_s=2)
-    assert storage.checkpoint_path(s3, run.experiment, run.scale, run.run_id).exists()
+    path = storage.checkpoint_path(s3, run.experiment, run.scale, run.run_id)
+    # the time is up long before the run ends, and on a busy machine it may be before the run has begun, too
+    for within_s in (2, 5, 15):
+        with pytest.raises(OutOfTimeError):
+            run_all([run], s3, CPU, Recording(), within_s=within_s)
+        if path.exists():
+            break
+    assert path.exists()
     assert standings([run], s3)[0].state == "interrupted"
     run_all([run], s3, CPU, Recording())
     run_all([run], tmp_path, CPU, Recording())
     assert values(s3, [run]) == values(tmp_path, [run])
-    assert not storage.checkpoint_path(s3, run.experiment, run.scale, run.run_id).exists()
+    assert not path.exists()
 
 
 def test_one_process_at_a_time_has_a_run_on_s3(s3):

@@ -25,12 +25,13 @@ def test_the_notebook_is_stored_without_outputs_and_its_cells_are_python():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_every_cell_of_the_notebook_runs(tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", with_subquad()["PYTHONPATH"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(TOUR, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=1000, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     (text,) = (found[1] for output in outputs if (found := re.search(r"rows: ([\d.]+)%", output.get("text", ""))))

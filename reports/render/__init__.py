@@ -7,7 +7,7 @@
 A row goes one way. `rows` reads it into a run, `selection` puts the run into the cells of the table that `plan` has
 made of the grid and of the paper's numbers, and `judge` gives each cell its value and verdict. `claims` checks the
 paper's sentences on the cells, `figure` collects the data of the figure, and `report` has all of it. `count` counts
-what of a paper's numbers and claims that is, for terminal, page and documents alike. `layout` turns a report into a
+a paper's numbers and claims by their verdicts, for terminal, page and documents alike. `layout` turns a report into a
 `document` of strings, of which `brief` keeps what fits a screen, as `against` does with a comparison of its rows, and
 `printing` and `latex` print it. `draw` draws its figure on a `sheet`, with the words of `finding`: every seed
 (`seeds`), `lines`, what it costs (`costs`, `frontier`, `curves`) or fields (`tiles`). A `board` has the reports of all
@@ -41,6 +41,7 @@ from subquad.reports.render.quotes import update_documents
 from subquad.reports.render.report import Report, build, report_of
 from subquad.reports.render.rows import load_runs, rows_of
 from subquad.suite.registry import nearest
+from subquad.suite.store.target import replacing
 
 Format = Literal["terminal", "md", "latex", "png", "pdf", "html"]
 
@@ -114,8 +115,8 @@ def render(
         text = latex(shown, details) if format == "latex" else markdown(shown)
     if out is None:
         return text
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text)
+    with replacing(out) as temporary:
+        temporary.write_text(text)
     return out
 
 

@@ -27,6 +27,8 @@ from subquad.reports.render.document import (
 from subquad.reports.render.judge import Cell
 from subquad.reports.render.layout import document, ours_text, paper_text, seeds_text
 from subquad.reports.render.report import Report
+from subquad.reports.render.rows import days_of
+from subquad.suite.registry import counted
 
 MOST_LINES = 40
 """A table with more cells is shown in the paper's own layout, which has up to three lines for each row."""
@@ -41,7 +43,7 @@ MEANINGS = {
     EDGE: "the best setting is at the edge of those tried",
     NOISY: "samples spread by more than 5 %",
 }
-"""What each mark says, in few words; a note of the whole report says more."""
+"""The meaning of each mark in a few words; a note of the whole report says more."""
 
 EXPLAINED = (
     *MARKS,
@@ -102,14 +104,12 @@ def _notes(report: Report, measured: Sequence[Cell]) -> Iterator[str]:
     missing = sum(cell.missing for cell in asked)
     if missing:
         yield f"— not run: {missing} of {len(asked)} cells"
-    # what was left out, what cannot run, and what else a reader must know of these numbers
+    # these notes name what was left out, what cannot run, and what else limits these numbers
     yield from (note for note in report.notes if not note.startswith(EXPLAINED))
     if claims := claims_text(count(report), prefix(report)):
         yield f"claims of the paper: {claims}"
     if report.runs:
         devices = sorted({run.device.partition(",")[0] for run in report.runs if run.device})
-        dates = sorted(run.started_at[:10] for run in report.runs if run.started_at)
-        yield f"{len(report.runs)} runs on {', '.join(devices) or 'an unknown device'}" + (
-            f", {dates[0]} to {dates[-1]}" if dates else ""
-        )
+        days = days_of(report.runs)
+        yield f"{counted(len(report.runs))} on {', '.join(devices) or 'an unknown device'}{days and f', {days}'}"
     yield "--full: every claim, what each mark and verdict means, the costs, and where the rows come from"

@@ -36,6 +36,7 @@ from subquad.reports.render.sheet import (
     verbatim,
 )
 from subquad.reports.render.tiles import draw_cells, draw_kernels, draw_successes
+from subquad.suite.store.target import replacing
 
 
 def draw(report: Report, width: Width = "page") -> Canvas | None:
@@ -97,13 +98,16 @@ def save(document: Document, path: Path, width: Width = "page", source: str = ""
             "no stored run has a value; run it first"
         ]
         raise ValueError(f"{document.name}: nothing to draw; {'; '.join(why)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(STYLE):
-        if path.suffix == ".pdf":
-            canvas.savefig(path, metadata={"CreationDate": None, "Producer": None, "Subject": source or None})
-            return path
-        canvas.savefig(path.with_suffix(".png"), dpi=DOTS, metadata={"Software": None})
-        canvas.savefig(path.with_suffix(".svg"), metadata={"Date": None, **({"Source": source} if source else {})})
+    of_svg = {"Date": None, **({"Source": source} if source else {})}
+    metadata: dict[str, dict[str, str | None]] = {
+        ".pdf": {"CreationDate": None, "Producer": None, "Subject": source or None},
+        ".png": {"Software": None},
+        ".svg": of_svg,
+    }
+    for suffix in (".pdf",) if path.suffix == ".pdf" else (".png", ".svg"):
+        with matplotlib.rc_context(STYLE), replacing(path.with_suffix(suffix)) as temporary:
+            dots = {"dpi": DOTS} if suffix == ".png" else {}
+            canvas.savefig(temporary, format=suffix[1:], metadata=metadata[suffix], **dots)
     return path
 
 

@@ -27,7 +27,7 @@ from subquad.reports.render.judge import Cell, setting_text
 from subquad.reports.render.layout import claim_texts, last_text, ours_text, paper_text, seeds_text
 from subquad.reports.render.printing import style
 from subquad.reports.render.report import Report
-from subquad.reports.render.rows import StoredRun
+from subquad.reports.render.rows import StoredRun, days_of
 from subquad.reports.render.speed import Point, points_of
 from subquad.suite.environment import CALL
 from subquad.suite.metrics import smaller_is_better
@@ -138,8 +138,7 @@ class _Indexed:
 
 def _where(board: Board, runs: Sequence[StoredRun]) -> str:
     devices = sorted({run.device.partition(",")[0] for run in runs if run.device})
-    dates = sorted(run.started_at[:10] for run in runs if run.started_at)
-    when = f", made {dates[0]} to {dates[-1]}" if dates else ""
+    when = f", made {days}" if (days := days_of(runs)) else ""
     on = f" on {', '.join(devices)}" if devices else ""
     return f"{len(board.reports)} experiments, {len(runs)} runs{on}{when}"
 

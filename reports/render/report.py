@@ -42,7 +42,7 @@ from subquad.reports.render.judge import (
     speedups,
 )
 from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
-from subquad.reports.render.rows import StoredRun, as_rows, load_runs
+from subquad.reports.render.rows import StoredRun, as_rows, days_of, load_runs
 from subquad.reports.render.selection import Settled, select_runs, training_times
 from subquad.suite.environment import CALL
 from subquad.suite.metrics import SPENT
@@ -407,12 +407,11 @@ def provenance_of(runs: Sequence[StoredRun]) -> list[str]:
     def listed(values: Iterable[str]) -> str:
         return ", ".join(sorted({value for value in values if value})) or "unknown"
 
-    dates = sorted(run.started_at[:10] for run in runs if run.started_at)
     return [
         f"runs: {len(runs)}",
         f"device: {listed(run.device for run in runs)}",
         f"torch: {listed(run.torch for run in runs)}",
         f"precision: {listed(run.precision for run in runs)}",
         f"commit: {listed(run.commit for run in runs)}",
-        f"dates: {dates[0]} to {dates[-1]}" if dates else "dates: unknown",
+        f"dates: {days_of(runs) or 'unknown'}",
     ]

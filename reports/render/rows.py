@@ -191,7 +191,7 @@ class StoredRun:
     commit: str
     started_at: str
     seconds: float | None
-    """How long the run took; None where its rows do not say so."""
+    """The duration of the run; None where its rows do not give it."""
     operators: str | None
     """JSON: version and backend of every operator that the run used; None where a row has no record of them."""
 
@@ -219,6 +219,12 @@ class StoredRun:
     def setting(self, without: Iterable[str] = ()) -> str:
         """The run's settings as text, without what `setting_of` leaves out."""
         return setting_of(self.config, without)
+
+
+def days_of(runs: Iterable[StoredRun]) -> str:
+    """The days on which runs began, `2026-03-01` or `2026-03-01 to 2026-03-04`; "" where no run says it."""
+    days = sorted({run.started_at[:10] for run in runs if run.started_at})
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else ""
 
 
 def _text(value: Any) -> str:

@@ -121,6 +121,9 @@ def root_of(file: Path, revision: str) -> Path:
 
 
 def _extract(root: Path, revision: str, folder: Path, where: str, *paths: str) -> str:
+    if root == HOME and (HOME / "COMMIT").is_file():
+        # it may lie in a repository of somebody else, whose revisions would be found
+        raise ValueError(f"{revision!r}: an installed Subquad has no other revisions; give the folder of a checkout")
     commit = commit_of(root, revision)
     if commit is None or not extract(root, commit, folder, *paths):
         raise ValueError(

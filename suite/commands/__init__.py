@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import os
 import shlex
 import signal
@@ -167,6 +168,9 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
     if sys.stdout is None:
         # the caller has closed it (`>&-`)
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # in ASCII, which PYTHONIOENCODING can ask for, a mark such as the double dagger would end the command
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _refuse_empty(sys.argv[1:] if arguments is None else arguments)
         named_commit()

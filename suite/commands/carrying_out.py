@@ -46,12 +46,8 @@ class Call:
         """One line on the stored runs that are kept although their operators have changed."""
         return outdated(self.planned)
 
-    def carry_out(self, display: Display) -> list[Finished]:
-        """Carries out what is to do and returns how it ended. Raises what `suite.executors.contract.Executor` raises.
-
-        ValueError where the folder of results cannot be written, before anything is trained. Where nothing is to do,
-        it may be read-only.
-        """
+    def require_room(self) -> None:
+        """Raises ValueError where the folder of results cannot be written, unless nothing is to do."""
         from subquad.suite.store.claims import sweep
         from subquad.suite.store.target import probe
 
@@ -63,6 +59,13 @@ class Call:
             if self.todo:
                 reason = f"nothing can be written there ({error.strerror or error}); name another folder or free space."
                 raise ValueError(f"--results {self.results}: {reason}") from None
+
+    def carry_out(self, display: Display) -> list[Finished]:
+        """Carries out what is to do and returns how it ended. Raises what `suite.executors.contract.Executor` raises.
+
+        ValueError where the folder of results cannot be written, before anything is trained.
+        """
+        self.require_room()
         began, settings = time.monotonic(), self.settings
         bases = missing_bases(self.todo, self.results)
         ended: list[Finished] = []
@@ -146,7 +149,7 @@ def prepare(
         ]
         todo = enough.in_order([item.run for item in planned if item.todo])
         settings = replace(settings, enough=enough)
-    # of a run that is to keep its weights, rows would not be all
+    # a run that is to keep its weights needs more than its rows
     takes = not (force or retry_failed or settings.keep_weights)
     stored = elsewhere.find(todo, results, repository.versions) if takes else {}
     listed = [experiment for experiment, _ in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,6 +38,7 @@ def verify(
     """
     from subquad.suite.store.verify import quarantine as put_aside
     from subquad.suite.store.verify import verify as verified
+    from subquad.suite.store.verify import why_not_moved
 
     repository = repository_of(context)
     reference = repository.reference
@@ -53,6 +53,10 @@ def verify(
     is_good = True
     for root in roots:
         found = verified(root)
+        if folder is not None and not found.num_files:
+            raise ValueError(
+                f"results verify {folder}: no rows below it; `run EXPERIMENT --results {folder}` makes some"
+            )
         for _, sentence in found.problems:
             print(visible(sentence))
         is_good &= not found.problems
@@ -67,8 +71,9 @@ def verify(
             with writable("--quarantine", root):
                 for path, place in put_aside(root, (path for path, _ in found.problems)):
                     print(f"moved {visible(shown(path))} to {visible(shown(place))}")
-            for path in dict.fromkeys(path for path, _ in found.problems if _stays(path)):
-                print(f"not moved, because a part may have good runs, too: {visible(shown(path))}")
+            for path in dict.fromkeys(path for path, _ in found.problems):
+                if reason := why_not_moved(path):
+                    print(f"not moved, because {reason}: {visible(shown(path))}")
     if not is_good:
         raise typer.Exit(1)
 
@@ -105,9 +110,3 @@ def pull(
 
 def _problems(count: int) -> str:
     return "problem" if count == 1 else "problems"
-
-
-def _stays(path: Path) -> bool:
-    from subquad.suite.store.storage import is_part
-
-    return is_part(path)

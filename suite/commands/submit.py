@@ -85,7 +85,12 @@ def submit(
         _print_plan(repository, offer, call)
         return
     from subquad.suite.commands.check import check_model
+    from subquad.suite.store.target import probe, writable
 
+    # the laws take a minute
+    call.require_room()
+    with writable("--out", out):
+        probe(out)
     if check_model(repository, offer.name, own_options(offer)):
         raise typer.Exit(1)
     carry_out(call)

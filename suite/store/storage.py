@@ -246,6 +246,8 @@ def _named(path: Path) -> Iterator[None]:
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, SchemaError):
             raise
+        if isinstance(error, PermissionError):
+            raise SchemaError(f"{path}: cannot be read ({error.strerror}); change its permissions") from None
         reason = " ".join(str(error).split())[:120]
         raise SchemaError(f"{path}: damaged or not a parquet file ({reason}); remove it") from None
 

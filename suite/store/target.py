@@ -86,8 +86,17 @@ def is_folder(path: Path) -> bool:
 
 
 def files_like(folder: Path, pattern: str) -> list[Path]:
-    """The sorted paths below a folder that fit a pattern of `Path.glob`. Raises OSError where it cannot be read."""
+    """The sorted paths below a folder that fit a pattern of `Path.glob`.
+
+    Raises OSError where the folder, or one below it that the pattern asks for, cannot be read.
+    """
     with as_oserror(folder):
+        if not is_remote(folder):
+            # `Path.glob` takes a folder that it may not read for an empty one
+            above = pattern.rpartition("/")[0]
+            for place in [folder, *(folder.glob(f"{above}/") if above else ())]:
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.scandir(place).close()
         return sorted(folder.glob(pattern))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ UNREAD = ".bad"
 
 @dataclass
 class Findings:
-    """What was read below a folder, and what was found."""
+    """The counts of what was read below a folder, and the problems that were found."""
 
     num_files: int = 0
     num_runs: int = 0
@@ -93,14 +94,21 @@ def _faults_of_ending(table: pa.Table, path: Path) -> Iterator[str]:
             yield f"{name} is {words[:40]!r} in its footer and {is_so[:40]!r} in its rows"
 
 
+def why_not_moved(path: Path) -> str:
+    """The reason for which `quarantine` leaves a file where it is; "" for one that it moves."""
+    if is_part(path):
+        return "a part may have good runs, too"
+    return "its rows may be good" if path.is_file() and not os.access(path, os.R_OK) else ""
+
+
 def quarantine(root: Path, paths: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
     """Moves files below a folder into one beside it, from which nothing reads; yields their old and new paths.
 
-    Parts stay: one has many runs, and which of them are good is not for a file system to say.
+    Files that `why_not_moved` names stay.
     """
     root = root.resolve()
     for path in dict.fromkeys(paths):
-        if is_part(path):
+        if why_not_moved(path):
             continue
         within = path.parent.resolve().relative_to(root)
         place = root.with_name(root.name + OUTSIDE) / within / (path.name + UNREAD)

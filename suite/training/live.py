@@ -133,7 +133,7 @@ class TensorBoard:
         if step == 0:
             shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
-        # what was written after the checkpoint is hidden
+        # the writer hides events that were written after the checkpoint
         self.writer: Any = SummaryWriter(str(folder), purge_step=step + 1, flush_secs=10)
         if step == 0:
             self.writer.add_text("settings", f"```\n{json.dumps(run.resolved, indent=1)}\n```")
@@ -220,7 +220,7 @@ class Log:
             if sink is not None and self.sinks is not None:
                 self.sinks.remove(sink)
             reason = " ".join(str(error).split())[:160]
-            warnings.warn(f"{self.path}: live metrics end here ({type(error).__name__}: {reason})", stacklevel=2)
+            warnings.warn(f"{self.path}: live metrics end here ({type(error).__name__}: {reason})", stacklevel=3)
 
     def __enter__(self) -> Log:
         return self

@@ -16,12 +16,13 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from subquad.suite.store.documents import read_object
+from subquad.suite.store.target import replacing
 from subquad.tasks.data.faults import DataError, disk_faults
 
 VERSION = "v1"
@@ -72,7 +73,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         for left in target.parent.glob(f".{target.name}.*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+        # `tempfile` makes a folder that only its owner may read, and users may share a cache
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+        temporary.mkdir()
         try:
             yield temporary
             if target.exists():
@@ -84,15 +87,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file completely or not at all."""
-    with disk_faults(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(name, path)
-        finally:
-            Path(name).unlink(missing_ok=True)
+    with disk_faults(path), replacing(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 import yaml
 
 from subquad.reports.render import render
@@ -16,6 +19,20 @@ from tests.reports.made import (
     swept,
     three,
 )
+
+
+@pytest.mark.parametrize("format", ["html", "pdf"])
+def test_a_full_disk_leaves_the_page_that_was_there(make, tmp_path, monkeypatch, format):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    page = tmp_path / "out" / f"page.{format}"
+    page.parent.mkdir()
+    page.write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        render(make(*three()), format, page)
+    assert [path.read_text() for path in page.parent.iterdir()] == ["old"]
 
 
 def test_what_has_not_run_is_a_dash_and_counted(make):

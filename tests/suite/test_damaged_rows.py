@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -225,6 +227,22 @@ def test_bad_files_are_moved_to_where_nothing_reads_and_parts_stay(command_line,
     assert [place.name for _, place in quarantine(root, [again, again])] == [f"{bad.name}.1.bad"]
     part.unlink()
     assert command_line("results", "verify", root).returncode == 0
+
+
+def test_what_may_not_be_read_is_neither_damaged_nor_missing(tmp_path, monkeypatch):
+    """Tests may have the rights of root, to whom a system refuses nothing, so its refusals are planted."""
+    path = write(tmp_path, good_rows())
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert verify(tmp_path).problems == [(path, f"{path}: cannot be read (Permission denied); change its permissions")]
+    assert list(quarantine(tmp_path, [path])) == []
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        storage.files_below(tmp_path)
 
 
 @pytest.mark.parametrize("words", ["loss is -inf", "config: a JSON object was expected, not '[]'", "its settings are"])

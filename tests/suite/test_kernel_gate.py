@@ -142,6 +142,13 @@ def test_the_steps_of_the_action_get_inputs_by_variables_alone():
     assert set(used) == set(ACTION["inputs"])
 
 
+def test_an_installation_has_no_revisions_of_the_repository_around_it(repository, tmp_path, monkeypatch):
+    monkeypatch.setattr("subquad.suite.bench.base.HOME", repository)
+    (repository / "COMMIT").touch()
+    with pytest.raises(ValueError, match=r"^'main': an installed Subquad has no other revisions; give the folder"):
+        base_of("main", [repository], tmp_path)
+
+
 def test_the_base_of_a_plugin_is_its_own_repository(repository, tmp_path, monkeypatch):
     plugin = repository / "bench" / "operators.py"
     (tmp_path / "base").mkdir()

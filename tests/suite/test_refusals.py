@@ -139,6 +139,7 @@ REFUSED = [
     ("bench --compare no-such-branch", "'no-such-branch'", "neither a git revision", "folder"),
     ("bench --against peer", "'peer'", "neither a git revision"),
     ("bench --compare HEAD --against peers", "give one of them"),
+    ("results verify docs", "results verify docs: no rows below it; `run EXPERIMENT --results docs` makes some"),
     ("bench --update-budgets --shapes paper", "--update-budgets"),
     ("bench --minutes 3", "bench --minutes: only --arena continues"),
     ("bench --arena --compare HEAD", "bench --arena", "leave --against and --compare out"),

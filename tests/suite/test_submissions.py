@@ -364,7 +364,7 @@ def checkout(place, tmp_path):
         git("add", "-A")
         git("commit", "-qm", "theirs")
         git("checkout", "-q", "main")
-        # what came later on main is none of theirs
+        # later changes of main do not count as theirs
         (tmp_path / "README.md").write_text("ours, later")
         git("commit", "-qam", "later")
         return tmp_path
@@ -455,6 +455,17 @@ def test_a_dry_run_says_what_runs_and_what_ours_took(command_line, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_the_laws_take_a_minute(command_line, monkeypatch, tmp_path):
+    monkeypatch.setenv("SUBQUAD_COMMIT", COMMIT)
+    environment.commit.cache_clear()
+    (tmp_path / "file").touch()
+    options = ("--board", "parameters", "--scale", "cpu", "--set", "model.d_model=84", "--results", tmp_path)
+    done = command_line("submit", EXAMPLE, *options, "--out", tmp_path / "file")
+    environment.commit.cache_clear()
+    assert (done.returncode, len(done.stdout.splitlines())) == (2, 1), done.stdout
+    assert f"--out {tmp_path / 'file'}: cannot be written" in done.stderr
+
+
 def test_a_tree_with_changes_makes_no_submission(command_line, monkeypatch, tmp_path):
     monkeypatch.setenv("SUBQUAD_COMMIT", f"{COMMIT}-dirty")
     environment.commit.cache_clear()
@@ -494,7 +505,7 @@ EXAMPLE_FOLDER = HOME / "submissions" / "my-mixer"
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_committed_example_goes_the_whole_way(command_line, monkeypatch, tmp_path):
-    """Where it does not, because a board or a version has changed, `submit` makes it again (docs/submit.md)."""
+    """If it fails because a board or a version has changed, `submit` makes the example again (docs/submit.md)."""
 
     def forget_example():
         sys.modules.pop("my_mixer", None)

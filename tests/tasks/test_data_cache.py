@@ -43,6 +43,12 @@ def test_a_folder_is_whole_or_not_there(tmp_path):
         (temporary / "whole").write_text("whole")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     assert (target / "whole").read_text() == "whole"
+    cache.write_bytes(tmp_path / "file", b"")
+    # other users of a shared cache may read what `mkdir` and `open` would let them read
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "opened").touch()
+    modes = [path.stat().st_mode for path in (target, tmp_path / "file")]
+    assert modes == [path.stat().st_mode for path in (tmp_path / "folder", tmp_path / "opened")]
 
 
 def test_what_a_killed_process_left_is_removed_and_never_used(tmp_path):
@@ -58,7 +64,7 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
     def refuse(*args, **options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
     with pytest.raises(DataError, match=r"cannot be written .*SUBQUAD_DATA"), cache.new_folder(tmp_path / "set"):
         pass
 

@@ -236,7 +236,7 @@ class DeltaMixer(FusedStepMixer):
         return q, k, v.unflatten(-1, heads)
 
     def forward(self, x: Tensor) -> Tensor:
-        # of each position the last map keeps its input, and the delta rule the decays of key channels in float32
+        # at each position the last map keeps its input, and the delta rule keeps the decays of key channels in float32
         num_bytes = self.norm.weight.numel() * self.num_heads * autocast_dtype(x).itemsize
         num_bytes += 4 * self.num_heads * self.key_dim if self.decay == "key" else 0
         spare = spares(self.recompute, self.num_layers * x.shape[0] * x.shape[1] * num_bytes, x)

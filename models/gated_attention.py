@@ -27,7 +27,7 @@ class GatedAttentionConfig(TransformerPPConfig):
     """`transformer++` with output gates."""
 
     gate: OutputGate = "channel"
-    """What has a gate of its own: each channel of a head, or each head."""
+    """Whether each channel of a head has its own gate, or each head."""
 
     @property
     def output_gate(self) -> OutputGate:

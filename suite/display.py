@@ -91,7 +91,7 @@ class _Name(TextColumn):
 
 
 class _Note(TextColumn):
-    """What a run says about itself, such as its loss, where the terminal has room for it."""
+    """The progress that a run reports, such as its loss, where the terminal has room for it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__("{task.fields[note]}", markup=False, table_column=Column(no_wrap=True))

@@ -26,7 +26,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PROJECT = REPOSITORY / "pyproject.toml"
 """The description of the project, which a checkout has and an installed wheel has not."""
 CALL = "python run_suite.py" if PROJECT.is_file() and Path(sys.argv[0]).name != "subquad" else "subquad"
-"""How the command line is called: in a checkout, or where it is installed."""
+"""The words that call the command line, in a checkout or in an installation."""
 IMPORTED_FROM = Path(subquad.__file__).resolve().parent.parent
 """The folder from which `subquad` is imported."""
 

@@ -31,7 +31,7 @@ class Domain(NamedTuple):
         if (self.least, self.most) == (-LARGEST, LARGEST):
             return f"a finite number of at most {LARGEST:g} in size"
         beginning = "a whole number " * self.is_whole
-        # without what is allowed for rounding; a zero is added because it could be a negative one
+        # rounding removes the margin for rounding errors, and adding zero makes a zero of a negative zero
         least, most = round(self.least, 3) + 0.0, round(self.most, 3)
         if self.most == LARGEST:
             return f"{beginning}above 0" if self.least == POSITIVE else f"{beginning}from {least:g} on"
@@ -76,12 +76,12 @@ METRICS: dict[str, Domain] = {
     **_all("steps/s", "train_steps", POSITIVE),
     **_all("bytes/s", "copy_bandwidth", POSITIVE),
     **_all("flop/s", "matmul_rate", POSITIVE),
-    # of all optimizer steps up to the row's step, or of the one step that a timing repeats; forward and backward pass
+    # the sum over all steps up to the row's, or the one step that a timing repeats; forward and backward pass
     **_all("flop", "train_flops", 0.0, whole=True),
-    # of a forward pass, for each of its tokens; of one step of decoding behind the positions that the slice names
+    # the first: a forward pass, for each of its tokens; the second: one step of decoding behind the slice's positions
     **_all("flop", "inference_flops decode_flops", 0.0),
     **_all("tokens", "train_tokens", 0.0, whole=True),
-    # of all optimizer steps up to the row's step, without evaluation, checkpoints and compilation
+    # the sum over all optimizer steps up to the row's, without evaluation, checkpoints and compilation
     **_all("s", "train_seconds", 0.0),
     **_all("", "ratio", POSITIVE),
     **_all("", "relative_error", 0.0),

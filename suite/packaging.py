@@ -59,7 +59,7 @@ def archive(root: Path) -> bytes:
 
 
 def named(content: bytes, root: Path) -> dict[str, str | int]:
-    """What a wheel says about the archive of its rows."""
+    """The name, the address, the size and the digest of the archive of rows, as a wheel gives them."""
     digest = hashlib.sha256(content).hexdigest()
     name = f"subquad-rows-{digest[:16]}.tar"
     address = _address(root)

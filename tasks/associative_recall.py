@@ -58,7 +58,7 @@ class AssociativeRecall(SyntheticLanguage):
         keys = rng.integers(0, self.num_keys, (num_rows, length // 2))
         occurs = np.zeros((num_rows, self.num_keys), dtype=bool)
         np.put_along_axis(occurs, keys, True, axis=1)
-        # the largest of independent uniform numbers falls on every key that occurs with the same probability
+        # each key that occurs has the largest of independent uniform numbers with the same probability
         query = np.where(occurs, rng.random(occurs.shape), -1.0).argmax(axis=1)[:, None]
         rows = np.empty((num_rows, length + 3), dtype=token_dtype(self.vocab_size))
         rows[:, 0:length:2] = keys

@@ -56,7 +56,7 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
 
 
 def told_size(head: bytes) -> int:
-    """The bytes that stand behind the first eight of a WAV file, by those eight; 0 where they do not tell.
+    """The bytes of a WAV file behind its first eight, as those eight state them; 0 where they state none.
 
     A program that writes into a pipe cannot know them, and writes 2^32 - 1 or, as SoX, a little less than 2^31.
     """

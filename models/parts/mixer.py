@@ -43,7 +43,7 @@ class Mixer(nn.Module):
         }
         for name in ("forward_at", "prefill"):
             if place["forward"] < place[name]:
-                # that of a class farther away computes what the `forward` of that class computes
+                # the method of a class farther away computes what the `forward` of that class computes
                 setattr(cls, name, vars(Mixer)[name])
 
     def forward(self, x: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class ArenaRun:
     commit: str
     method: int
     versions: tuple[str, ...]
-    """Of torch, Triton and the packages of the entrants: `torch 2.11.0`."""
+    """The versions of torch, Triton and the packages of the entrants, such as `torch 2.11.0`."""
     comparisons: tuple[Comparison, ...]
     refusals: tuple[tuple[Entrant, Comparison], ...] = ()
     is_sweep: bool = False
@@ -109,7 +109,7 @@ class ArenaRun:
 
     @property
     def wins(self) -> Counter[str]:
-        """How many of its comparisons each implementation won."""
+        """The number of comparisons that each implementation won."""
         return Counter(found.ranking[0][0].name for found in self.comparisons)
 
 
@@ -254,7 +254,7 @@ def _table(device: str, pairs: Sequence[tuple[ArenaRun, Comparison]]) -> Grid:
 
 
 def _refused(runs: Sequence[ArenaRun]) -> Grid:
-    """What has no time in the newest run that tried it, and why."""
+    """Implementations without a time in the newest run that tried them, each with the reason."""
     last: dict[tuple[str, ...], tuple[ArenaRun, Entrant | None]] = {}
     for run in runs:
         for entrant, found in run.refusals:

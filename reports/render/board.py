@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """What the sources say about a model, a task or an operator."""
+    """The description of a model, a task or an operator, as its source file gives it."""
 
     kind: str
     """`model`, `task` or `operator`."""

@@ -17,7 +17,7 @@ SIGNS = {"agrees": "✓", "better": "▲", "unclear": "?", "unstable": "±", "wo
 
 
 def card(report: Report, scoreboard: str) -> str:
-    """What is counted of a report, as a bar and a line, and where all its seeds are.
+    """The counts of a report as a bar and a line, with a link to all its seeds.
 
     scoreboard: address of the scoreboard, as seen from the page.
     """

@@ -55,7 +55,7 @@ class Change:
 
     @property
     def in_one_run(self) -> Mapping[str, Any]:
-        """What `bench --compare` says of the two, if it measured them; empty where they are of two runs."""
+        """The verdict of `bench --compare` on the two, if one run of it measured both; empty otherwise."""
         return self.newest.compared if self.newest.run_id == self.before.run_id else {}
 
     @property

@@ -26,7 +26,7 @@ class CostColumn:
     """In words, with the unit."""
     values: Mapping[str, float]
     note: str = ""
-    """Where the numbers are from, if not from the runs that the table shows."""
+    """The source of the numbers, if they are not from the runs that the table shows."""
 
     def text(self, row: str) -> str:
         """The cost of a row in three digits; empty where it is not known."""

@@ -165,7 +165,7 @@ def _measurements(plan: Plan, spec: FigureSpec, place: tuple[str, str], run: Sto
 
 
 def _of_slices(plan: Plan, spec: FigureSpec, row: str, run: StoredRun) -> list[Value]:
-    """What a run measured on parts of its rows, of our model or of the library that the row shows."""
+    """The values that a run measured on slices of its split, of our model or of the library that the row shows."""
     library = plan.spec.peer_of(row)
     found = [value for value in run.values.of_metric(spec.y) if value.split == spec.split and value.slice]
     return [value for value in found if slice_part(value.slice, "against") == library]

@@ -72,7 +72,7 @@ def _sentence(text: str) -> str:
 
 
 def reduced_words(report: Report) -> str:
-    """What makes the rows another thing than the paper's: a reduced scale, stand-in data; empty where nothing does."""
+    """The reasons why the rows are no repetition of the paper's: a reduced scale, stand-in data; empty without any."""
     marks = {mark for cell in report.cells for mark in cell.marks}
     # a grid of our own has no numbers to compare with
     compared = f", not comparable with the {report.spec.reference}" if report.config.source is not None else ""
@@ -103,7 +103,8 @@ def on_the_way_label(report: Report) -> str:
 
 
 def finding(report: Report) -> str:
-    """How many rows succeed in every column with every seed, if that is the same at every threshold; or nothing."""
+    """A sentence on the number of rows that succeed in every column with every seed; none if it depends on the
+    threshold."""
     select = report.config.select
     if select is None or select.success is None or report.unit != "%":
         return ""
@@ -137,7 +138,7 @@ def finding(report: Report) -> str:
 
 
 def agreement(report: Report) -> str:
-    """How many cells agree with the paper, of those that a verdict compares with it; empty without any."""
+    """A sentence on the number of cells that agree with the paper, of those with a verdict; empty without any."""
     decided = [cell for cell in report.cells if cell.verdict in DECIDED]
     if not decided:
         return ""

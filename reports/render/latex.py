@@ -1,8 +1,9 @@
 r"""A document as LaTeX tables that can be pasted into a paper and need the package booktabs alone.
 
-A table is a float with caption, label and notes. It is as wide as a column of a page with two where its numbers fit
-there in a readable font, and else as wide as the text. A table that is wider still is divided: columns of words are
-wrapped, and columns of numbers follow below, as on a terminal; what is taller than a page goes on in another float.
+A table is a float with caption, label and notes. It is as wide as one column of a two-column page if its numbers
+fit there in a readable font, and as wide as the text otherwise. A table that is wider than the text is divided: columns
+of words are wrapped, and columns of numbers follow below, as on a terminal. A table that is taller than a page goes on
+in another float.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ESCAPES = {
     "]": r"{]}",
     '"': "''",
     "`": r"\`{}",
-    # in the default font these three are other signs
+    # the default font prints other signs in place of these three
     "<": r"$<$",
     ">": r"$>$",
     "|": r"$|$",

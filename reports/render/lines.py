@@ -109,7 +109,7 @@ def draw_lines(report: Report, words: Words, width: Width) -> Canvas:
 
 
 def _across(width: Width, count: int, apart: bool) -> int:
-    """How many panels are beside each other."""
+    """The number of panels in a line of panels."""
     most = int((WIDTHS[width] - 0.5) / NARROWEST[width]) if apart else 3 if width == "page" else 1
     # as few free places as possible, of equal ones the widest panels
     return min(range(max(most - 2, 1), most + 1), key=lambda n: (-count % n, math.ceil(count / n), n))

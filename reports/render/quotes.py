@@ -219,7 +219,7 @@ def rewritten(text: str, report: Callable[[str, str], Report]) -> str:
 
 def _short_line(line: re.Match[str], report: Report) -> str:
     row, column, unit, paper, ours, claims = _numbers(report, "")
-    # what no claim does is not said
+    # an outcome that no claim has is left out
     said = " · ".join(part for part in claims.split(" · ") if not part.startswith("0 "))
     new = (f"{row}: {column}" + (f" ({unit})" if unit else ""), paper, ours, said or DASH)
     return line[0][: line.start("cell") - line.start()] + " | ".join(new) + " |"

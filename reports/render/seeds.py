@@ -1,10 +1,10 @@
 """Draws every seed of every cell: a line for each row of the table, a panel for each of its columns.
 
 A dot is a seed, filled where it succeeds, and a line connects the seeds of a cell. The rows with most seeds that
-succeed stand first, of equal ones those with the larger mean of the medians over the columns that all rows have, unless
-the grid asks for the order of its table. A dotted line is chance, a black bar the number of the paper. Where nothing
-judges the seeds, a grey band shows those of the best row of a panel: what reaches into it is a tie with the best.
-Beside the panels are the costs of a row as numbers.
+succeed stand first. Rows with equally many are sorted by the mean of their medians over the columns that all rows have.
+A grid may ask for the order of its table instead. A dotted line is chance, a black bar the number of the paper. Where
+nothing judges the seeds, a grey band shows those of the best row of a panel: what reaches into it is a tie with the
+best. Beside the panels are the costs of a row as numbers.
 
 A seed succeeds from `select.success` of the grid on, or, where the paper has a number, within the tolerance of it.
 """
@@ -58,7 +58,7 @@ COST_GAP = 0.08
 
 @dataclass(frozen=True)
 class Line:
-    """What one row shows in one panel."""
+    """The seeds that one row shows in one panel."""
 
     values: tuple[float, ...]
     succeeded: tuple[bool | None, ...]
@@ -294,7 +294,7 @@ def _legend(report: Report, lines: Mapping[tuple[str, str], Line]) -> list[tuple
 
 
 def _threshold(report: Report) -> str:
-    """What a seed does that succeeds."""
+    """The condition under which a seed counts as a success, in words."""
     select = report.config.select
     if select is not None and select.success is not None:
         unit = " %" if report.unit == "%" else f" {report.unit}".rstrip()

@@ -81,7 +81,7 @@ WORD = re.compile(r"[^\s\[]*\[[^\]]*\]\S*|\S+")
 def measure(text: str, size: float, weight: str = "normal") -> float:
     """The width of a line of text, in inches."""
     font = FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    # of outlines, because a renderer of pixels asks for the settings of matplotlib, and to change them takes longer
+    # outlines are measured: a renderer of pixels would read the settings of matplotlib, which take longer to change
     width, _, _ = text_to_path.get_text_width_height_descent(text, font, False)
     return float(width) / 72
 
@@ -170,7 +170,7 @@ def settled(canvas: Canvas) -> Canvas:
 
     The solver of the layout gives other last digits in other processes, which would make other files.
     """
-    # to draw all of it would put the panels at the same places, and take longer
+    # the layout alone puts the panels where drawing the whole canvas would, and takes less time
     if engine := canvas.get_layout_engine():
         engine.execute(canvas)
     places = {ax: ax.get_position().bounds for ax in canvas.axes}
@@ -220,7 +220,7 @@ def log_ticks(low: float, high: float, room: float) -> list[float]:
         if len(ticks) >= 2:
             break
     if len(ticks) < 2:
-        # between 6.1 and 7.4 is one such number alone, which says nothing about the distances beside it
+        # one tick alone, such as 7 between 6.1 and 7.4, would not show the scale, so the ticks are evenly spaced
         even = MaxNLocator(3 if room > 0.8 else 2).tick_values(low, high)
         ticks = [float(tick) for tick in even if low <= tick <= high]
     kept = ticks[:1]
@@ -238,8 +238,10 @@ LEGEND_LINE = 1.35 * TEXT / 72
 
 
 def _legend_shape(labels: Sequence[str], room: float) -> tuple[int, int]:
-    """Columns and lines of the legend: the fewest lines, and of their columns the fewest, so that lines are equally
-    long; a single column is wrapped."""
+    """Returns the numbers of columns and lines of the legend, with as few lines as fit into the room.
+
+    Of the shapes with so few lines it has the fewest columns, which fills the lines evenly. A single column is wrapped.
+    """
     found = {columns: math.ceil(len(labels) / columns) for columns in range(2, len(labels) + 1)}
     fitting = [(lines, columns) for columns, lines in found.items() if _legend_width(labels, columns) <= room]
     if fitting:
@@ -250,7 +252,7 @@ def _legend_shape(labels: Sequence[str], room: float) -> tuple[int, int]:
 
 def _legend_width(labels: Sequence[str], columns: int) -> float:
     """The width of a legend of so many columns, in inches."""
-    # matplotlib fills a column before the next, and the first ones have one more where the number does not divide
+    # matplotlib fills column by column; if the labels do not divide evenly, the first columns have one more
     full, rest = divmod(len(labels), columns)
     ends = list(itertools.accumulate(full + (column < rest) for column in range(columns)))
     parts = [labels[start:end] for start, end in itertools.pairwise([0, *ends])]
@@ -275,6 +277,6 @@ def _legend(canvas: Canvas, legend: Sequence[tuple[Any, str]], columns: int, cor
         borderaxespad=0.0,
     )
     found.set_in_layout(False)
-    # set afterwards, because a label that begins with an underscore is left out here, too
+    # the texts are set afterwards, because matplotlib leaves out labels that begin with an underscore
     for text, (_, label) in zip(found.get_texts(), legend, strict=True):
         text.set_text(filled(label, room, TEXT))

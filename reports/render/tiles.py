@@ -128,7 +128,7 @@ def _text(report: Report, cell: Cell, decimals: int) -> str:
 
 
 def colouring(report: Report, cells: Mapping[tuple[str, str], Cell], columns: Sequence[str]) -> Colouring:
-    """What the colours of cells mean, by what the grid says of chance and success.
+    """Chooses what the colours of cells mean, from the chance and the threshold of success in the grid.
 
     cells: those that have a median, by row and column.
     """

@@ -23,8 +23,8 @@ from subquad.suite.bench.run import BUDGET_MS, Timing
 from subquad.suite.bench.worker import ChildError, TookTooLong, Worker
 
 METHOD = 2
-"""How a time is measured, for readers of rows: 1 is `bench`, calls from Python in one process, 2 is the above. It is
-raised when the same kernel would get another time."""
+"""The number of the method of measuring, which every row records: 1 is that of `bench`, calls from Python in one
+process; 2 is the above. It is raised when the same kernel would get another time."""
 PROCESSES = 3
 LIMIT_S = 240.0
 """Seconds that an implementation may take in one process. Some choose among hundreds of configurations."""

@@ -117,7 +117,7 @@ class TimingRun(Run):
     scale: str
     bench: BenchConfig
     operator: Entry
-    """Where the workload of the operator is; a workload has functions that cannot be sent to a process."""
+    """The place of the operator's workload, which itself has functions that cannot be sent to a process."""
     seed: int = 0
     """Always 0: inputs are the same in every run."""
     plugins: Mapping[str, str] = field(default_factory=dict)

@@ -80,7 +80,7 @@ class Implementation(Protocol):
 
     @property
     def floors(self) -> Mapping[str, float]:
-        """As those of the workload, where the conversion of arguments loses precision."""
+        """Inputs whose gradients may err by so many times the floor, as converting the arguments loses precision."""
         ...
 
 

@@ -154,11 +154,11 @@ def gate(workload: Workload, case: Case, device: torch.device) -> None:
 
 
 _LAST: list[tuple[Any, accuracy.Expected]] = []
-"""What the reference gave last. Implementations of one case come one after the other, and the reference is slow."""
+"""The last result of the reference, kept because the reference is slow and several implementations share a case."""
 
 
 def _expected(workload: Workload, short: Shape, case: Case) -> accuracy.Expected:
-    """What the reference gives on a short shape, for inputs rounded to the dtype of the case."""
+    """The result of the reference on a short shape, for inputs rounded to the dtype of the case."""
     key = (workload.make_inputs, workload.reference, tuple(short.items()), case.dtype, case.backward)
     if not _LAST or _LAST[0][0] != key:
         inputs = workload.make_inputs(short, torch.float64, torch.Generator().manual_seed(SEED))

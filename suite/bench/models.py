@@ -270,7 +270,7 @@ class ModelTimer(Series):
         )
 
     def _recorded_or_called(self, step: Callable[[], None]) -> tuple[Callable[[], None], int | None, bool]:
-        """As `_recorded`, or the step itself where it cannot be recorded, and whether it was."""
+        """Returns what `_recorded` returns, or the step itself where it cannot be recorded, and whether it was."""
         # some libraries tune themselves in their first step, with memory that is not that of a step
         step()
         try:

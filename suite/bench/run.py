@@ -48,7 +48,7 @@ class Timing:
     operators: str | None = None
     """The operators that the case called, as in the column `operators`; None if they were not recorded."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """What else the row says of the measurement, such as versions of packages."""
+    """Further facts on the measurement for its row, such as versions of packages."""
 
     @property
     def median_ms(self) -> float | None:

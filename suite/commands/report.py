@@ -187,7 +187,7 @@ def report(
         elif chosen is Format.terminal and not full and not by:
             rendered = repository.rendering().brief(rendered)
     if out is None and chosen in (Format.png, Format.pdf, Format.html):
-        # what is drawn of committed rows is not one of them
+        # a figure of committed rows is itself no committed file
         folder = LOCAL if results is None or _are_committed(repository, results) else results
         out = folder / experiment / f"{'report' if chosen is Format.html else 'figure'}.{chosen}"
     from subquad.suite.store.target import writable
@@ -224,7 +224,7 @@ def _drawn_again(repository: Repository) -> list[Path]:
 
 
 def _drawable(repository: Repository, name: str, options: Mapping[str, str]) -> Any:
-    """What a figure in docs/ shows: the scoreboard, the operators' speed or one experiment, from committed rows."""
+    """The content of a figure in docs/: the scoreboard, the operators' speed or one experiment, from committed rows."""
     if name == "--all":
         return _board(repository, "overview", repository.reference)
     if name == KERNELS:
@@ -297,7 +297,7 @@ def _table(
         rows = rendering.rows_of(files, skipped)
         return experiment, rendering.grouped(config, path.parent, experiment, rows, by, scale)
     if figure is not None:
-        # what the grid says to another kind of figure alone
+        # these options belong to other kinds of figure
         other = {"x", "order", "columns"} - _OWN.get(figure, set())
         spec = config.figure.model_dump(exclude=other) if config.figure else {}
         changed = parse(FigureSpec, {**spec, "kind": figure.value}, f"{experiment} --figure {figure}")
@@ -448,7 +448,7 @@ def _board(
 
 
 def _time(runs: Sequence[Run], paths: Sequence[Path]) -> str:
-    """How long one seed of a grid takes, from stored durations; empty for a grid that cannot be resolved here."""
+    """The time that one seed of a grid takes, from stored durations; empty for a grid that cannot be resolved here."""
     from subquad.suite.store.estimate import estimate
 
     if not runs:
@@ -469,7 +469,7 @@ def _cost(readme: Path) -> str:
 
 
 def _about(repository: Repository, about: Callable[..., Any]) -> Iterator[Any]:
-    """What the sources say about every model, task and operator, read from their files without an import."""
+    """The descriptions of every model, task and operator, read from their source files without an import."""
     home = repository.reports.parent
     for registry in (repository.models, repository.tasks, repository.operators):
         for name, entry in registry.entries.items():

@@ -125,7 +125,7 @@ def run(
         without_data=dry_run,
     )
     if dry_run:
-        # the plan is all that such a call gives, so a plan that cannot be written is an error
+        # a dry run gives nothing but its plan, so it fails if the plan cannot be printed
         console = table_console()
     else:
         # torchrun starts several processes, and only the first of them prints
@@ -175,8 +175,8 @@ def _report_commands(
     call: Call, known: Container[str], plugins: Iterable[str], scale: str | None, overrides: Sequence[str]
 ) -> str:
     """Returns the commands that show the runs of a call, given its options and the names of all experiments."""
-    # a folder elsewhere is not found by its name, nor are rows or a plugin that are not named again; runs with another
-    # value than those of the grid are no part of its table
+    # the next command must name again a folder that is not among ours, the plugins and the rows; a table of the grid
+    # leaves out runs with changed settings, which --by shows
     options = _plugin_options(plugins)
     options += "" if scale is None else f" --scale {scale}"
     options += "".join(f" --by {key}" for key in _changed(overrides, call))
@@ -378,7 +378,7 @@ def _told_apart(flat: Sequence[dict[str, str]], varying: Sequence[str]) -> tuple
                 break
         else:
             columns.append(key)
-            # a setting with a value of its own in every run would tell all the others
+            # every other setting would seem to follow from one that differs in all runs
             if key.endswith(".name") or 2 * len(set(values)) <= len(flat):
                 telling.append(key)
     return columns, following

@@ -1,4 +1,4 @@
-"""What was loaded before this module is hidden from the garbage collector; the server of processes imports it last.
+"""Hides all modules that are loaded before this one from the garbage collector; the fork server imports it last.
 
 Modules live to the end of a process. Otherwise a collection, such as that behind each run, would walk through all of
 them, and copy the pages of memory that a process shares with the server.

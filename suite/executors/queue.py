@@ -160,7 +160,7 @@ class RunQueue:
 
 
 def _ending(path: Path) -> endings.Ending | None:
-    """How a stored run ended; None where its file cannot be believed, so that the run is carried out (`--force`)."""
+    """The ending of a stored run; None where its file cannot be believed, so that the run is repeated (`--force`)."""
     try:
         return endings.ending(path)
     except storage.SchemaError:

@@ -261,7 +261,7 @@ class _Worker:
         return processes.ended(self.process)
 
     def stack(self) -> str:
-        """What the main thread does now, the innermost call first; empty where the process does not answer."""
+        """The calls of the main thread, the innermost first; empty where the process does not answer."""
         assert self.process.pid is not None
         with contextlib.suppress(OSError):
             os.kill(self.process.pid, signal.SIGUSR1)
@@ -364,7 +364,7 @@ class _Pool:
                     self._hear(worker, message)
             if has_ended:
                 self._bury(worker)
-        # where this process was stopped, so were the workers, and their silence says nothing
+        # if this process was stopped for a while, so were its workers, and their silence does not mean that they hang
         passed_s, self.looked_at = min(time.monotonic() - self.looked_at, 1.0), time.monotonic()
         for worker in list(self.workers):
             if worker.run is not None and worker.is_alive(passed_s):
@@ -376,7 +376,7 @@ class _Pool:
         """Ends a worker whose run hangs."""
         stack = worker.stack()
         processes.kill(worker.process)
-        # what it writes must not come after what is written here
+        # the worker must write nothing after this process writes the row
         worker.process.join(timeout=5)
         self.workers.remove(worker)
         minutes, did = self.silence_s / 60, worker.signs.phase.decode(errors="replace")

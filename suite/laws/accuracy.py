@@ -59,7 +59,7 @@ def wide(tensor: Tensor) -> Tensor:
 
 def relative_error(actual: Tensor, exact: Tensor) -> tuple[float, float]:
     """(root mean square, largest element) of the relative error, as the module says; 0/0 is 0."""
-    # where both are on a GPU they are compared there, which takes milliseconds where a CPU takes seconds
+    # two tensors on a GPU are compared there, which takes milliseconds where a CPU takes seconds
     actual, exact = wide(actual.to(exact.device)), wide(exact)
     assert actual.shape == exact.shape, f"shape {tuple(actual.shape)} instead of {tuple(exact.shape)}"
     assert torch.isfinite(actual).all(), "not finite"

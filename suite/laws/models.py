@@ -416,7 +416,7 @@ def _second_derivatives(penalty: Callable[[], Tensor], parameters: dict[str, Ten
             return {key: torch.zeros_like(parameter) for key, parameter in parameters.items()}
     except RuntimeError as error:
         return _refused(error)
-    # where none is refused, one pass gives all
+    # if no gradient is refused, one pass gives all of them
     with suppress(RuntimeError):
         gradients = torch.autograd.grad(value, list(parameters.values()), retain_graph=True, allow_unused=True)
         return {
@@ -433,7 +433,7 @@ def _second_derivatives(penalty: Callable[[], Tensor], parameters: dict[str, Ten
 
 
 def _refused(error: RuntimeError) -> dict[str, Tensor]:
-    # the second text is that of torch for its own attention
+    # our operators raise an error with the first text, the attention of torch one with the second
     if not any(text in str(error) for text in ("cannot be differentiated twice", "is not implemented")):
         raise AssertionError(f"a second derivative ends in: {error}") from error
     return {}

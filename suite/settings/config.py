@@ -62,7 +62,7 @@ def _in_a_line(text: str) -> str:
 
 
 def _checked_axis(values: list[Any]) -> list[Any]:
-    """The values of an axis, of which a mapping has dotted keys."""
+    """Returns the values of an axis. Raises ValueError for a mapping among them whose keys are no dotted keys."""
     for value in values:
         for key in value if isinstance(value, Mapping) else ():
             if not isinstance(key, str):
@@ -112,7 +112,7 @@ Scale = Annotated[dict[str, Any], AfterValidator(_checked_scale)]
 
 
 class Budget(Config):
-    """What all mixers of a board have equally much of. An experiment with a budget takes submissions (`submit`)."""
+    """The quantity that all mixers of a board share. An experiment with a budget takes submissions (`submit`)."""
 
     of: Literal["num_parameters", "state_size"]
     """Parameters of the whole network, or elements that one sequence keeps between two steps."""
@@ -235,7 +235,7 @@ def load_experiment(path: Path, plugins: PluginNames = NO_PLUGINS) -> Experiment
 
 
 OF_A_VIEW = frozenset({"title", "reads", "source", "table", "figure"})
-"""What an experiment that reads another one's rows has of its own."""
+"""The keys that the grid of an experiment has which reads another one's rows."""
 
 
 def _grid_beside(path: Path, name: str) -> dict[str, Any]:

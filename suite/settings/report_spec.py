@@ -97,7 +97,7 @@ class TableSpec(Config):
     """The number of a guess, in the shown unit. A published number that is no better than this by more than the
     tolerance is at chance: that ours agrees with it says nothing."""
     protocol: str = ""
-    """What the paper measured otherwise, so that no cell is compared with its number; empty where they compare."""
+    """The difference in protocol because of which no cell is compared with the paper's number; empty without one."""
     reference: str = "paper"
     """Source of the numbers in expected.csv, in one word for the header of their column: `paper`, `peer` for times of
     another project that were measured, `goal` for times that were set. Only a paper's numbers count as published."""
@@ -123,7 +123,7 @@ class TableSpec(Config):
         return self.rows.get(row, {}).get("against")
 
     def of(self, column: str, key: str) -> Any:
-        """What holds for a column: `metric`, `split`, `chance` or `tolerance` of its own, or else of the table."""
+        """The `metric`, `split`, `chance` or `tolerance` of a column: its own, or else that of the table."""
         return self.columns[column].get(key, getattr(self, key))
 
 
@@ -141,7 +141,7 @@ class CostSpec(Config):
     column: str = ""
     """The column of that experiment's table."""
     note: str = ""
-    """What that column measures, in words, where its label does not say it."""
+    """The quantity that the column measures, in words, where its label does not say it."""
 
     @model_validator(mode="after")
     def _has_one_source(self) -> CostSpec:

@@ -1,4 +1,4 @@
-"""What is checked of rows whenever they are read: numbers, JSON, and whether a run is where and what it says it is.
+"""Checks rows whenever they are read: their numbers, their JSON, and whether a run is where and what it says it is.
 
 A table is checked column by column, and the settings of a run once, so that 800,000 rows of 8,000 runs take two
 seconds. What fails is a run and not a row: a run of which a part cannot be believed is left out as a whole.
@@ -137,7 +137,7 @@ def believed(table: pa.Table, paths: Sequence[Path], counts: Sequence[int], told
                 faults[number] = reason(row)
     if faults:
         kept = ~np.isin(group, list(faults))
-        # of a file of one run, what else it has is of that run, too
+        # a fault in the file of one run concerns all rows of that file
         whole: set[int] = set()
         for number, reason_of_run in faults.items():
             row = int(first[number])

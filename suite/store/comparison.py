@@ -54,20 +54,20 @@ Verdict = Literal["better", "worse", "differs", "same", "too few seeds", "identi
 
 
 class Measure(NamedTuple):
-    """What is compared: a measurement of runs of one setting."""
+    """A measurement of the runs of one setting, which is compared between two sides."""
 
     experiment: str
     scale: str
     task: str
     model: str
     settings: str
-    """As JSON, without what may differ between two sides."""
+    """The settings as JSON, without those that may differ between two sides."""
     metric: str
     split: str
     slice: str
     unit: str
     device: str
-    """Of a speed; empty for a quality, which is compared across devices."""
+    """The device of a speed; empty for a quality, which is compared across devices."""
 
 
 class Value(NamedTuple):
@@ -211,7 +211,7 @@ class Line:
 
     @property
     def p(self) -> float | None:
-        """Of the permutation test; None for speeds."""
+        """The p of the permutation test; None for speeds."""
         if self.is_speed:
             return None
         a, b = ([value.value for value in side.values()] for side in (self.a, self.b))
@@ -224,7 +224,7 @@ class Line:
 
     @property
     def verdict(self) -> Verdict:
-        """What is said of B against A."""
+        """The verdict on B against A."""
         if self.is_identical:
             return "identical"
         a, b = self.means
@@ -330,7 +330,7 @@ def compare(a: Rows, b: Rows) -> Comparison:
 
 
 def labels(measures: Sequence[Measure]) -> dict[Measure, str]:
-    """What tells each measure from others of its experiment: task, model, and the settings in which these differ."""
+    """Labels that tell the measures of an experiment apart: task, model, and the settings in which they differ."""
     alike: dict[tuple[str, ...], list[Measure]] = {}
     for one in measures:
         alike.setdefault((one.experiment, one.scale, one.task, one.model), []).append(one)

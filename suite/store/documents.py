@@ -78,7 +78,7 @@ class _Verdict(_Part):
 
 
 class StoredEnding(BaseModel):
-    """How a run ended, as the footer of its file says it."""
+    """The ending of a run, as the footer of its file gives it."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
     status: Status
@@ -227,7 +227,7 @@ def _depth(value: Any) -> int:
 
 
 def ending_of(rows: Iterable[Mapping[str, Any]]) -> StoredEnding:
-    """How the run of these rows ended, and which run it is. Without a row `run`, it failed."""
+    """The ending and the identity of the run of these rows. Without a row `run`, it failed."""
     row: Mapping[str, Any] = {}
     for row in rows:
         if row.get("metric") == "run":
@@ -243,7 +243,7 @@ def _name_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _likeness_of(row: Mapping[str, Any]) -> list[str]:
-    """That of the run of a row; empty where its columns do not say which run it was."""
+    """The likeness (`suite.identity`) of the run of a row; empty where its columns do not say which run it was."""
     try:
         return list(likeness(row["scale"], settings_in(row["config"])))
     except (KeyError, ValueError, TypeError):

@@ -29,7 +29,7 @@ Versions = Callable[[], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Where the rows of a run are stored."""
+    """The place where the rows of a run are stored."""
 
     path: Path
     name: str

@@ -1,4 +1,4 @@
-"""How stored runs ended, and in which file each of them is, read without their measurements.
+"""The endings of stored runs and the file of each of them, read without their measurements.
 
 `run` and `status` ask this of thousands of files. A file of one run says it in its footer, which takes a third of the
 time of its rows; of a part, which is never edited, the rows are read once.
@@ -37,8 +37,8 @@ class Ending:
     """Name of the processor, and how many runs shared it."""
     duration_s: float | None = None
     like: tuple[str, ...] = ()
-    """What the run has in common with runs that take as long (`suite.identity.likeness`); empty where the footer of an
-    older file does not say so."""
+    """The settings that runs of equal duration share (`suite.identity.likeness`); empty where the footer of an older
+    file does not give them."""
 
 
 DAMAGED = "damaged"
@@ -57,7 +57,7 @@ def ending(path: Path, *, with_likeness: bool = False) -> Ending | None:
             return None
     found = footer(path)
     if found is None or found.run_id is None or (with_likeness and found.like is None):
-        # what is in the rows is that of the run whose name the file has, or the file is refused
+        # `load` refuses a file whose rows are not those of the run that it is named after
         found = ending_of(load(path, OF_ENDINGS).to_pylist())
     else:
         try:

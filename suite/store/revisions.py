@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def git(checkout: Path, *arguments: str) -> bytes | None:
-    """What git prints in a checkout, or None where it fails."""
+    """The output of git in a checkout, or None where it fails."""
     command = ["git", "-C", str(checkout), *arguments]
     try:
         return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
@@ -19,7 +19,7 @@ def git(checkout: Path, *arguments: str) -> bytes | None:
 
 def commit_of(checkout: Path, revision: str) -> str | None:
     """The commit that a branch, a tag or `HEAD~3` names, or None."""
-    # what begins with a dash would be an option
+    # git takes a word that begins with a dash for an option
     found = None if revision.startswith("-") else git(checkout, "rev-parse", "--verify", "-q", f"{revision}^{{commit}}")
     return found.decode().strip() if found else None
 

@@ -123,7 +123,7 @@ class Selection:
         skip: Callable[[str], None] | None = None,
     ) -> None:
         self.paths = paths
-        # what is left out has been named when the files are read for a second time
+        # the first reading of the files has named what is left out
         self._skip = None if skip is None else lambda reason: None
         filters, columns = _filters(only)
         settings: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Where every run of a grid stands, read from its rows, claims and checkpoints in one folder of results."""
+"""The state of every run of a grid, read from its rows, claims and checkpoints in one folder of results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNSTORED = ("to do", "interrupted")
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one run stands."""
+    """The state of one run."""
 
     run: Run
     state: str

@@ -1,4 +1,4 @@
-"""What a revision, such as the head of a pull request, changes: it must be the folder of one submission alone."""
+"""Checks that a revision, such as the head of a pull request, changes the folder of one submission alone."""
 
 from __future__ import annotations
 

@@ -44,20 +44,20 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Entry(Config):
-    """What is claimed of the mixer on one board."""
+    """The claims about the mixer on one board."""
 
     scale: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
     options: dict[Annotated[str, Field(pattern=r"^model\.\w+$")], Any]
     """Dotted keys of the model and their values, where they are not those of the board."""
     num_parameters: Count
     state_size: Count
-    """Of the network on the task that the budget of the board names, at the length of this task."""
+    """The size of the state of the network on the task that the budget of the board names, at the task's length."""
     part: Annotated[str, Field(pattern=f"^{PART}$")]
     """Name of the file with the rows, below `rows/<board>/<scale>`."""
     part_sha256: Digest
     num_runs: Count
     devices: tuple[Text, ...]
-    """Where the runs were carried out; so are the next three, each value once."""
+    """The devices of the runs, each once; so are the next three."""
     torch: tuple[Text, ...]
     python: tuple[Text, ...]
     commits: tuple[Text, ...]

@@ -24,7 +24,7 @@ HEAD = ("run_id", "config", "metric", "status", "error", "dirty", "duration_s", 
 
 @dataclass(frozen=True)
 class Said:
-    """What the rows of a part say of their origin."""
+    """The origin of the rows of a part: devices, versions, commits."""
 
     facts: Mapping[str, Any]
     """Fields of a manifest."""
@@ -39,7 +39,7 @@ def packed(results: Path, runs: Sequence[Run], folder: Path) -> parts.Part:
 
 
 def said_by(table: pa.Table) -> Said:
-    """What rows say of their origin."""
+    """Reads the origin of rows from their columns."""
     facts = {field: _values(table, column) for field, column in FACTS.items()}
     return Said(facts, _values(table.filter(pc.fill_null(table["dirty"], False)), "run_id"))
 

@@ -1,4 +1,4 @@
-"""Where a submission stands on its board: as its author sent it, or repeated by us, and what the two gave.
+"""The standing of a submission on its board: as its author sent it, or repeated by us, with the values of both.
 
 A repeat is another sample of the same run: devices and versions round differently, and training amplifies that. So ours
 agrees where it lies between the lowest and the highest of the submitted seeds of its setting, or beyond them by no more
@@ -24,7 +24,7 @@ COLUMNS = ("run_id", "seed", "config", "metric", "split", "slice", "step", "valu
 
 @dataclass(frozen=True)
 class Score:
-    """What a run reached, by the metric that the table shows."""
+    """The value that a run reached, by the metric that the table shows."""
 
     seed: int
     setting: str
@@ -44,7 +44,7 @@ class Comparison:
     theirs: float | None
     ours: float | None
     device: str
-    """Where ours was carried out."""
+    """The device of our run."""
     agrees: bool
 
 

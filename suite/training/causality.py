@@ -39,9 +39,9 @@ def require_causal(run: TrainingRun, model: Model, device: torch.device, dtype: 
 
 @torch.no_grad()
 def _share_of_the_future(model: Model, spec: TaskSpec, device: torch.device) -> float:
-    """By how much of the largest other inputs in the second half of a row change the outputs in its first half.
+    """The change of outputs in the first half of a row by other inputs in its second half, as a share of the largest.
 
-    What a repeated call changes is subtracted. 0 where no outputs are made.
+    Differences between two equal calls are subtracted. It is 0 if the model gives no outputs.
     """
     length = min(spec.max_length, LENGTH)
     cut = length // 2
@@ -55,7 +55,7 @@ def _share_of_the_future(model: Model, spec: TaskSpec, device: torch.device) -> 
     outputs: list[Tensor] = []
     training = model.training
     model.eval()
-    # what a model cannot do with such rows, training says
+    # an error of the model on such rows is left to training, which reports it
     with contextlib.suppress(Exception):
         for rows in (inputs, torch.cat([inputs[:, :cut], other[:, cut:]], 1), inputs):
             # a model that draws at random draws the same

@@ -76,7 +76,7 @@ class KernelProbe(Config):
 
 
 class Budget(Config):
-    """What a run may spend, in place of a number of steps. Exactly one of `seconds` and `flops` is given.
+    """The budget of a run, in place of a number of steps. Exactly one of `seconds` and `flops` is given.
 
     The learning rate follows the share of the budget that is spent. Give its warm-up as `warmup_fraction`.
     """
@@ -145,8 +145,8 @@ class TrainConfig(Config):
     eval_every: Steps | None = None
     """Epochs or steps, whichever is given, between two evaluations. None: ten evaluations a run."""
     eval_flops: tuple[Operations, ...] = ()
-    """Numbers of operations at which the validation rows are evaluated besides, once the steps have taken as many, in
-    rows of the slice `train_flops=1e+15`. They decide nothing: no learning rate, weights or early stop."""
+    """Numbers of training operations, after each of which the validation rows are evaluated once more, in rows of the
+    slice `train_flops=1e+15`. These evaluations decide neither learning rate nor weights nor early stop."""
     early_stop: EarlyStop | None = None
     keep: Literal["last", "best"] = "last"
     """Weights that are tested: those of the last step, or those with the best validation `keep_metric`."""

@@ -1,4 +1,4 @@
-"""How far a run has come: the position of its learning rate, when it evaluates, and when it ends.
+"""The progress of a run: the position of its learning rate, when it evaluates, and when it ends.
 
 A run ends after a number of steps, or once its budget is spent: a time, or a number of operations. The schedule of the
 learning rate and the evaluations then follow the share of the budget that is spent, so that the rate has come down when
@@ -26,7 +26,7 @@ class Course:
         self.total, self.eval_steps = total, eval_steps
 
     def position(self, step: int) -> tuple[float, float]:
-        """How far the run is after `step` steps, and how far it goes, in one unit."""
+        """The position of the run after `step` steps and the position of its end, in one unit."""
         return step, self.total
 
     def goes_on(self, step: int) -> bool:

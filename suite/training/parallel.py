@@ -33,7 +33,7 @@ from subquad.suite.model import Model
 SHARD_FROM = 10**9
 """Number of parameters from which a model is sharded, unless the caller decides."""
 PATIENCE = datetime.timedelta(days=7)
-"""How long a process waits for what another one decides, which may be saving a checkpoint meanwhile."""
+"""The time for which a process waits for the decision of another one, which may be saving a checkpoint meanwhile."""
 
 
 class _Whole(nn.Module):
@@ -242,7 +242,7 @@ def local(tree: Any) -> Any:
 
 def joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
     """The tensor whose shares, along the first axis, are the parts, as a tensor or a shard in the manner of `like`."""
-    # what is not sharded is the same in all parts
+    # a tensor that is not sharded is the same in all parts
     whole = (
         parts[0] if len(parts) == 1 or parts[0].shape == like.shape or parts[0].ndim == 0 else torch.cat(list(parts))
     )

@@ -1,4 +1,4 @@
-"""What the validation metrics of a run decide: its learning rate, the weights that are kept, and an early stop."""
+"""Decides by the validation metrics of a run: its learning rate, the weights that are kept, and an early stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training steps of a run have taken so far: tokens, operations, seconds."""
+"""Counts the tokens, operations and seconds that the training steps of a run have taken so far."""
 
 from __future__ import annotations
 

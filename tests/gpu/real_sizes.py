@@ -23,8 +23,7 @@ def results(op: Callable[..., Any], inputs: Inputs, sizes: Mapping[int, float] |
     leaves = {name: x.detach().requires_grad_() for name, x in inputs.items() if is_float(x)}
     outputs = outputs_of(op(**{**inputs, **leaves}))
     g = torch.Generator(outputs[0].device).manual_seed(7)
-    # rounded, so that the exact results belong to the same cotangents as those of the kernels, and with the strides
-    # of the outputs
+    # the cotangents are rounded, so that exact results and kernels get the same ones, and have the outputs' strides
     cotangents = [
         torch.empty_like(o).copy_(
             torch.randn(o.shape, generator=g, device=o.device).bfloat16() * (sizes or {}).get(i, 1)

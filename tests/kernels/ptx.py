@@ -16,7 +16,7 @@ import numpy as np
 
 LANE = np.arange(32)
 SHARED_BYTES = 48 * 1024
-"""What a kernel may declare statically."""
+"""The bytes of shared memory that a kernel may declare statically."""
 
 
 def _bits(x):

@@ -1,4 +1,4 @@
-"""What operators refuse, in words that begin with their names, as tables for `test_refusals.py`.
+"""The refusals of operators, in words that begin with their names, as tables for `test_refusals.py`.
 
 REFUSED is the table to which a new refusal is added: words of the message, and what is changed of valid inputs. Rows of
 REFUSED are refused by every backend, rows of REFUSED_BY_KERNELS by the kernels alone.

@@ -1,4 +1,4 @@
-"""What autograd keeps for the backward pass."""
+"""Records the tensors that autograd keeps for the backward pass."""
 
 from __future__ import annotations
 

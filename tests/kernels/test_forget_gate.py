@@ -60,7 +60,7 @@ def test_a_rate_without_bound_has_finite_gradients(backend):
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_bound_of_e_to_the_minus_70_has_exact_gradients(backend):
-    """As far as the README says."""
+    """The README promises exact gradients for bounds down to this one."""
     x, logits = torch.full((2, 3), -70.0), torch.tensor([[70.0] * 3, [0.0] * 3, [0.0] * 3])
     found, gradients = [], []
     for op, dtype in ((partial(forget_gate, backend=backend), torch.float32), (forget_gate_reference, torch.float64)):

@@ -51,7 +51,7 @@ class Started:
 
     @property
     def counts(self):
-        """Numbers of launches that Triton made, and of compiled kernels that were relaunched."""
+        """Counts the launches that Triton made, and the compiled kernels that were relaunched."""
         return len(self.kernel.asked), len(self.kernel.started)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark passes to other projects' kernels, on stand-ins with their signatures that compute in float32.
+"""Tests the arguments that the benchmark passes to other projects' kernels, on stand-ins that compute in float32.
 
 Each stand-in computes what the source of the peer says of these arguments (layouts, scales, gates), and the accuracy
 rule of the benchmark judges what comes back, with the gradients of our inputs. So a wrong layout or scale is found,

@@ -1,4 +1,4 @@
-"""What every operator refuses: the rows of two tables, and sweeps over the inputs of workloads."""
+"""Tests what every operator refuses: the rows of two tables, and sweeps over the inputs of workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is peculiar to the squared rectified linear unit."""
+"""Tests what is peculiar to the squared rectified linear unit."""
 
 from __future__ import annotations
 

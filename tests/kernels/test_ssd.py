@@ -50,7 +50,7 @@ def test_states_that_are_computed_again_are_the_same(groups):
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_gradients_of_parts_of_one_tensor_are_parts_of_one(groups):
-    """As the convolution of Mamba-2 gives values, keys and queries; both have the same values."""
+    """The convolution of Mamba-2 gives values, keys and queries as such parts; separate tensors give the same."""
     given = {
         name: x.to(DEVICE, torch.float32) for name, x in inputs(G=groups, rule="euler").items() if torch.is_tensor(x)
     }
@@ -78,7 +78,7 @@ def test_autocast_does_not_round_what_is_read_of_the_initial_state():
 
 
 def test_a_recorded_final_state_may_be_changed_in_place():
-    """As that of gated linear attention; torch refuses it for a view of an argument."""
+    """So may that of gated linear attention; torch refuses the change for a view of an argument."""
     tensors = {name: x.to(DEVICE, torch.float32) if torch.is_tensor(x) else x for name, x in inputs().items()}
     tensors["v"].requires_grad_()
     _, state = ssd(**tensors, backend="triton")

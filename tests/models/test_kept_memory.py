@@ -1,4 +1,4 @@
-"""What a layer keeps for its backward pass on a GPU, counted on a CPU by kernels that are not started."""
+"""Counts on a CPU what a layer keeps for its backward pass on a GPU, with kernels that are not started."""
 
 from __future__ import annotations
 

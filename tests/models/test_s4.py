@@ -30,7 +30,7 @@ def dense(ssm: S4Kernel, channel: int, C: torch.Tensor) -> tuple[np.ndarray, np.
     """Abar, Bbar and C of a channel in the coordinates of the HiPPO matrix, straight from its definition."""
     size = 2 * ssm.A_imag.shape[1]
     A, B = transition(ssm.init, size)
-    # where the real part of Lambda is zero it starts a little below
+    # a real part of Lambda that would be zero starts a little below
     shift = MIN_DECAY if ssm.init != "legs" else 0.0
     A = A - shift * np.eye(size)
     dt = ssm.log_dt.exp()[channel].item() * ssm.step_scale

@@ -1,4 +1,4 @@
-"""What is written on a drawn figure, and what is wrong with it."""
+"""Reads the words on a drawn figure, and finds faults of its layout."""
 
 from __future__ import annotations
 

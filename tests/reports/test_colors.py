@@ -62,7 +62,7 @@ def test_every_registered_model_but_the_mixture_belongs_to_a_family():
 DEUTERANOPIA = np.array(
     [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
 )
-"""What linear sRGB looks like without green cones (Machado, Oliveira and Fernandes 2009, severity 1)."""
+"""The map of linear sRGB to what an eye without green cones sees (Machado, Oliveira and Fernandes 2009, severity 1)."""
 XYZ = np.array(
     [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
 )

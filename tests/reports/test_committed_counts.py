@@ -1,4 +1,4 @@
-"""What is counted of the committed rows."""
+"""Tests the counts of the committed rows."""
 
 from __future__ import annotations
 

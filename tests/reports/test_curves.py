@@ -1,4 +1,4 @@
-"""What rows measured on the way against a cost: every seed at what it had spent, and a tie is drawn as one."""
+"""Tests curves of rows against a cost: every seed is drawn at what it had spent, and a tie is drawn as one."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_line_over_a_cost_names_the_rows_whose_cost_no_run_counted(make):
 
 
 def test_seconds_of_two_devices_are_not_in_one_curve(make):
-    """Where a budget counts operations, a row may have runs on both."""
+    """Under a budget of operations, a row may have runs on both devices."""
     elsewhere = {"columns": {"device": "another"}, "budget": "flops"}
     runs = [run_of("h3", seed, flat(0.5), budget="flops") for seed in (0, 1)]
     report = report_of(make, *runs, run_of("h3", 2, flat(0.6, first=90.0), **elsewhere), costs=(MINUTES, OPERATIONS))

@@ -107,7 +107,7 @@ def changes(tmp_path, *runs):
         ([("a", [1.0] * 3), ("a", [1.3] * 3), ("b", [1.6] * 3)], "unclear"),
         # a newest commit that was measured twice is compared with the one before
         ([("a", [1.0] * 3), ("b", [1.2] * 3), ("b", [1.21] * 3)], "slower"),
-        # of several commits the last two are compared
+        # the last two of several commits are compared
         ([("a", [9.0] * 3), ("b", [1.0] * 3), ("c", [1.2] * 3)], "slower"),
     ],
 )

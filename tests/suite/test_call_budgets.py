@@ -1,4 +1,4 @@
-"""What a launcher starts and allocates is counted on meta tensors, and it may not rise over its budget."""
+"""Kernels and bytes that a launcher starts and allocates are counted on meta tensors and may not exceed a budget."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -86,7 +86,7 @@ COSTLIER = {
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory):
-    """What one call of each launcher costs, by case."""
+    """The cost of one call of each launcher, by case."""
     text = MODULE + LAUNCHER.replace("NAME", "DOUBLE")
     for name, (old, new, _) in COSTLIER.items():
         assert LAUNCHER.count(old) == 1

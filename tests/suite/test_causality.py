@@ -1,4 +1,4 @@
-"""What a run says of a plugin's network that reads the future."""
+"""Tests that a run warns of a plugin's network that reads the future."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ class Means(Model):
         (0.1, TOKENS, {"model": "mine"}, {"bidirectional": True}, False),
         (0.1, TOKENS, {"task": "mine"}, {}, False),
         (0.1, LABELS, {"model": "mine"}, {}, False),
-        # what a transform rounds
+        # rounding errors of a Fourier transform are no leak
         (1e-6, TOKENS, {"model": "mine"}, {}, False),
         (None, TOKENS, {"model": "mine"}, {}, False),
         # a fault of another kind, which `check model` names

@@ -127,7 +127,7 @@ def test_only_keeps_the_runs_that_have_the_value():
 
 
 def test_a_run_that_only_leaves_out_by_a_word_is_not_resolved():
-    # what it reads or imports need not be here
+    # the data and modules of a run that is left out need not be here
     sweep = {**GRID["sweep"], "train.schedule": ["constant", "missing"]}
     found = runs(grid(sweep=sweep), only=["train.schedule=constant"])
     assert {run.train.schedule for run in found} == {"constant"}

@@ -32,7 +32,7 @@ def named(rows, run):
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """What the run stores."""
+    """The rows that the run stores."""
     root = tmp_path_factory.mktemp("stored")
     execute(RUN, root, CPU)
     return rows_of(root, RUN)

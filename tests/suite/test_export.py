@@ -119,7 +119,7 @@ def test_a_text_is_no_formula_of_a_spreadsheet(command_line, tmp_path, text):
 
 
 def test_verdicts_are_exported(command_line):
-    """Of a paper, at every scale that has rows; the claims that this project makes itself are none of a paper."""
+    """A paper's verdicts are exported at every scale that has rows; this project's own claims are none of a paper."""
     done = command_line("export", "h3/table2", "h3/figure2", "--verdicts", "--results", REPOSITORY.reference)
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(io.StringIO(done.stdout)))

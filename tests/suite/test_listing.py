@@ -1,4 +1,4 @@
-"""What `list` shows on a terminal: a screen for each kind, with every name whole."""
+"""Tests `list` on a terminal: a screen for each kind, with every name whole."""
 
 import io
 import re

@@ -30,7 +30,7 @@ MEASURED = {"train_throughput", "train_steps", "train_seconds", "inference_throu
 
 
 def numbers(rows):
-    """What two equal runs have in common."""
+    """The values that two equal runs have in common."""
     keys = ("metric", "split", "slice", "step", "value")
     return [tuple(row.get(key) for key in keys) for row in rows if row["metric"] not in MEASURED]
 

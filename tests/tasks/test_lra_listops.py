@@ -154,7 +154,7 @@ def properties(tokens, value):
 
 
 def count_properties(expressions):
-    """How many of the expressions (tokens, value) have each property: a column `count` by property and number."""
+    """Counts the expressions (tokens, value) with each property: a column `count` by property and number."""
     rows = pd.DataFrame([properties(np.asarray(tokens, dtype=int), int(value)) for tokens, value in expressions])
     return rows.melt(var_name="property", value_name="number").value_counts(["property", "number"]).sort_index()
 

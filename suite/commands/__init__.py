@@ -189,6 +189,7 @@ def main(repository: Repository, arguments: Sequence[str] | None = None) -> None
         if error.filename is not None or not lost_output("\n"):
             # the system says this about a path or an address that was given
             where = "" if error.filename is None else f"{shortened(str(error.filename))}: "
-            print(f"error: {visible(where + (error.strerror or str(error)))}", file=sys.stderr)
+            what = "; change its permissions, or name another place" * isinstance(error, PermissionError)
+            print(f"error: {visible(where + (error.strerror or str(error)))}{what}", file=sys.stderr)
         code = 2
     sys.exit(2 if lost_output() else code)

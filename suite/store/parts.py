@@ -75,14 +75,15 @@ def unpublished(source: Path, target: Path) -> tuple[list[Part], int]:
             rows = table.filter(pc.equal(table["run_id"], run_id))
             if _text(rows) != _text(storage.load(stored[run_id], run_id=run_id)):
                 faults.append(
-                    f"{own[run_id]} and {stored[run_id]} have different rows of the run {run_id}; remove one of them"
+                    f"{own[run_id]} has other rows of the run {run_id} than {stored[run_id]}, which is never edited; "
+                    "remove the first, or publish to another folder (--results)"
                 )
         there += len(again)
         if new := tuple(run_id for run_id in run_ids if run_id not in stored):
             is_new = pc.is_in(table["run_id"].cast(pa.string()), pa.array(new))
             found.append(Part(place, table.filter(is_new), new))
     if faults:
-        raise ValueError("; ".join(faults[:5]) + f"; and {len(faults) - 5} more files" * (len(faults) > 5))
+        raise ValueError("; ".join(faults[:5]) + f"; and {len(faults) - 5} more" * (len(faults) > 5))
     return found, there
 
 

@@ -229,7 +229,7 @@ def test_bad_files_are_moved_to_where_nothing_reads_and_parts_stay(command_line,
     assert command_line("results", "verify", root).returncode == 0
 
 
-def test_what_may_not_be_read_is_neither_damaged_nor_missing(tmp_path, monkeypatch):
+def test_what_may_not_be_read_is_neither_damaged_nor_missing(command_line, tmp_path, monkeypatch):
     """Tests may have the rights of root, to whom a system refuses nothing, so its refusals are planted."""
     path = write(tmp_path, good_rows())
 
@@ -241,8 +241,9 @@ def test_what_may_not_be_read_is_neither_damaged_nor_missing(tmp_path, monkeypat
     assert verify(tmp_path).problems == [(path, f"{path}: cannot be read (Permission denied); change its permissions")]
     assert list(quarantine(tmp_path, [path])) == []
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError):
-        storage.files_below(tmp_path)
+    done = command_line("results", "verify", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(": Permission denied; change its permissions, or name another place\n")
 
 
 @pytest.mark.parametrize("words", ["loss is -inf", "config: a JSON object was expected, not '[]'", "its settings are"])

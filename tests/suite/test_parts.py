@@ -218,7 +218,8 @@ def test_a_run_that_is_there_with_other_rows_is_refused_with_both_names(command_
     own = storage.result_path(local, *PLACE, identity(2))
     assert (done.returncode, done.stderr) == (
         2,
-        f"error: {own} and {part} have different rows of the run {identity(2)}; remove one of them\n",
+        f"error: {own} has other rows of the run {identity(2)} than {part}, which is never edited; "
+        "remove the first, or publish to another folder (--results)\n",
     )
     assert contents(reference) == before
 

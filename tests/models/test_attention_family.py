@@ -310,7 +310,9 @@ def test_gates_of_attention_cost_a_map_and_no_state(gate, rows):
 
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("position", ["rope", "xpos", "learned"])
+@pytest.mark.parametrize(
+    "position", ["rope", *(pytest.param(name, marks=pytest.mark.slow) for name in ("xpos", "learned"))]
+)
 def test_attention_to_a_window_obeys_the_laws(law, position):
     law(MODELS.load("attention"), window=5, num_heads=2, position=position)
 
@@ -330,7 +332,7 @@ def test_a_window_is_what_a_query_sees():
 
 
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("position", ["none", "rope"])
+@pytest.mark.parametrize("position", ["none", pytest.param("rope", marks=pytest.mark.slow)])
 def test_hard_alibi_obeys_the_laws(law, position):
     law(MODELS.load("attention"), masked_heads=3, num_heads=4, position=position)
 

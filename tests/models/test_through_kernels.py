@@ -66,7 +66,9 @@ def test_kernels_give_the_loss_and_the_gradients_of_pytorch(name, choose_kernels
         assert error <= 1e-5 * exact.norm() + 1e-6 * whole, parameter
 
 
-@pytest.mark.parametrize("name", ["deltanet", "gated-deltanet", "kda"])
+@pytest.mark.parametrize(
+    "name", ["gated-deltanet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deltanet", "kda"))]
+)
 def test_the_convolution_leaves_room_for_gradients_of_narrow_maps(name, choose_kernels, monkeypatch):
     choose_kernels()
     joined, results = [], []

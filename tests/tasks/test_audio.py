@@ -162,14 +162,14 @@ def test_prepared_youtubemix_is_found_and_is_a_stand_in_unless_it_is_long(folder
     assert task.stand_in == "20 recordings, 0.00 hours; YouTubeMix has about 4"
 
 
-def test_the_real_piano_loads_at_two_lengths_of_table_14(shared):
+@pytest.mark.parametrize("length", [pytest.param(8192, marks=pytest.mark.slow), 120_832])
+def test_the_real_piano_loads_at_lengths_of_table_14(shared, length):
     pytest.importorskip("scipy")
-    for length in (8192, 120_832):
-        task = Recordings(data=shared("piano"), length=length, resample=True)
-        segments = {split: load(task, split) for split in ("train", "valid", "test")}
-        assert segments["train"].inputs.shape[1] == length
-        used = sum(len(segment) for segment in segments.values()) * length / RATE
-        assert 300 < used < 386
+    task = Recordings(data=shared("piano"), length=length, resample=True)
+    segments = {split: load(task, split) for split in ("train", "valid", "test")}
+    assert segments["train"].inputs.shape[1] == length
+    used = sum(len(segment) for segment in segments.values()) * length / RATE
+    assert 300 < used < 386
     assert task.stand_in == "3 recordings, 386 s, of the user's own"
     levels = (
         np.bincount(segments["train"].targets.numpy().ravel(), minlength=LEVELS) / segments["train"].targets.numel()

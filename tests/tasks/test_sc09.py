@@ -1,5 +1,7 @@
 """SC09: clips as levels, and a judge that tells generated clips from real ones."""
 
+import functools
+import io
 import shutil
 
 import numpy as np
@@ -31,12 +33,20 @@ def voice(word, speaker, frames=LENGTH):
     return np.round(6000 * wave).astype(np.int16)
 
 
+@functools.cache
+def recorded(word, speaker, frames):
+    """The file of a voice, which many tests write."""
+    file = io.BytesIO()
+    soundfile.write(file, voice(word, speaker, frames), RATE, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
 def record(folder):
     for i, word in enumerate(DIGITS):
         (folder / word).mkdir()
         for j, name in enumerate(SPEAKERS):
             frames = 1500 if (i, j) == (0, 0) else LENGTH
-            soundfile.write(folder / word / f"{name}_nohash_0.wav", voice(i, j, frames), RATE, subtype="PCM_16")
+            (folder / word / f"{name}_nohash_0.wav").write_bytes(recorded(i, j, frames))
     for name, speakers in (("testing_list.txt", SPEAKERS[:3]), ("validation_list.txt", SPEAKERS[3:5])):
         lines = [f"{word}/{speaker}_nohash_0.wav\n" for word in DIGITS for speaker in speakers]
         (folder / name).write_text("".join(lines) + "bed/00000000_nohash_0.wav\n")

@@ -1,5 +1,7 @@
 """Speech Commands: folders, splits, and faults that name the file."""
 
+import functools
+import io
 import sys
 
 import numpy as np
@@ -41,12 +43,21 @@ def write(path, samples, rate=RATE):
     soundfile.write(path, samples, rate, subtype="PCM_16")
 
 
+@functools.cache
+def recorded(index):
+    """The file of a short tone, which many tests write."""
+    file = io.BytesIO()
+    soundfile.write(file, tone(index, 100), RATE, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Ten words, each spoken once by 24 speakers in 100 samples, without lists of splits."""
     for i, word in enumerate(WORDS):
+        (tmp_path / word).mkdir(exist_ok=True)
         for j, name in enumerate(SPEAKERS):
-            write(tmp_path / word / f"{name}_nohash_0.wav", tone(24 * i + j, 100))
+            (tmp_path / word / f"{name}_nohash_0.wav").write_bytes(recorded(24 * i + j))
     return tmp_path
 
 

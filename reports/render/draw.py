@@ -98,16 +98,14 @@ def save(document: Document, path: Path, width: Width = "page", source: str = ""
             "no stored run has a value; run it first"
         ]
         raise ValueError(f"{document.name}: nothing to draw; {'; '.join(why)}")
-    of_svg = {"Date": None, **({"Source": source} if source else {})}
-    metadata: dict[str, dict[str, str | None]] = {
-        ".pdf": {"CreationDate": None, "Producer": None, "Subject": source or None},
-        ".png": {"Software": None},
-        ".svg": of_svg,
+    options: dict[str, dict[str, Any]] = {
+        ".pdf": {"metadata": {"CreationDate": None, "Producer": None, "Subject": source or None}},
+        ".png": {"metadata": {"Software": None}, "dpi": DOTS},
+        ".svg": {"metadata": {"Date": None, **({"Source": source} if source else {})}},
     }
     for suffix in (".pdf",) if path.suffix == ".pdf" else (".png", ".svg"):
         with matplotlib.rc_context(STYLE), replacing(path.with_suffix(suffix)) as temporary:
-            dots = {"dpi": DOTS} if suffix == ".png" else {}
-            canvas.savefig(temporary, format=suffix[1:], metadata=metadata[suffix], **dots)
+            canvas.savefig(temporary, format=suffix[1:], **options[suffix])
     return path
 
 

@@ -114,7 +114,7 @@ def test_a_worker_that_hangs_is_replaced_and_one_in_which_a_case_fails_lives_on(
             worker.ask("timed", timeout_s=1, case=slow, budget_ms=1.0)
         for _ in range(2):
             with pytest.raises(ChildError, match=r"W in 2\.\.4"):
-                worker.ask("prepare", case=wrong.to_json())
+                worker.ask("prepare", timeout_s=100, case=wrong.to_json())
         assert worker.ask("timed", timeout_s=60, case=fast, budget_ms=1.0)["samples"]
 
 

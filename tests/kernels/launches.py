@@ -86,10 +86,12 @@ def on_a_gpu(*passes: Any, computes: bool = False) -> Iterator[list[tuple[Any, .
         def run(x: int, y: int, z: int, *given: Any) -> None:
             started.append((x, y, z, *given))
             if computes:
-                arguments = zip(kernel.arg_names, given[6:], strict=True)
+                arguments = dict(zip(kernel.arg_names, given[6:], strict=True))
+                likes = {name: named[name] for name in arguments if isinstance(named[name], torch.Tensor)}
                 # a GPU carries it out without operations of torch
                 with _disable_current_modes():
-                    kernel[x, y, z](**{name: tensor_at(value, named[name]) for name, value in arguments})
+                    given = {name: (arguments[name], like) for name, like in likes.items() if like.numel()}
+                    kernel[x, y, z](**arguments | likes | tensors_at(given, older))
 
         if computes:
             with _disable_current_modes():
@@ -105,6 +107,9 @@ def on_a_gpu(*passes: Any, computes: bool = False) -> Iterator[list[tuple[Any, .
         ]
 
     launcher = module.launch
+    older = tensors() if computes else []
+    # so that a launch need not look through what was there before
+    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpretedFunction, "params", property(params), raising=False)
         patch.setattr(torch.Tensor, "get_device", lambda x: 0)
@@ -117,15 +122,22 @@ def on_a_gpu(*passes: Any, computes: bool = False) -> Iterator[list[tuple[Any, .
         yield started
 
 
-def tensor_at(value: Any, like: Any) -> Any:
-    """The memory from an address on in the dtype of a tensor; the value where that is none."""
-    if not isinstance(like, torch.Tensor) or not like.numel():
-        return like if isinstance(like, torch.Tensor) else value
-    for x in gc.get_objects():
-        if type(x) in (torch.Tensor, torch.nn.Parameter):
-            memory = x.untyped_storage()
-            offset = value - memory.data_ptr()
-            if 0 <= offset < memory.nbytes():
-                size = (memory.nbytes() - offset) // like.element_size()
-                return torch.empty(0, dtype=like.dtype).set_(memory, offset // like.element_size(), (size,), (1,))
-    raise AssertionError("a kernel got an address at which there is no tensor")
+def tensors() -> list[torch.Tensor]:
+    """All tensors that are not hidden from the garbage collector."""
+    return [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
+
+
+def tensors_at(given: dict[str, tuple[int, torch.Tensor]], older: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The memory from an address on, in the dtype of the tensor beside it, each under its name.
+
+    older: tensors that are hidden from the garbage collector.
+    """
+    memories = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in older + tensors() if x.numel()}
+    found = {}
+    for name, (address, like) in given.items():
+        start = max((start for start in memories if start <= address), default=0)
+        offset, nbytes = address - start, memories[start].nbytes() if start else 0
+        assert offset < nbytes, "a kernel got an address at which there is no tensor"
+        place = offset // like.element_size(), ((nbytes - offset) // like.element_size(),), (1,)
+        found[name] = torch.empty(0, dtype=like.dtype).set_(memories[start], *place)
+    return found

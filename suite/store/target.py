@@ -108,8 +108,8 @@ def _protocol(path: Path) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path whose file takes the place of `path` at the end; after an error, nothing is left of it.
 
-    A link is replaced, and not what it points to. A device or a pipe is written itself. What has its final name is on
-    the disk: it outlives a loss of power.
+    A link is replaced, and not what it points to. A device, a pipe, and a name for an open file such as /dev/stdout are
+    written themselves. What has its final name is on the disk: it outlives a loss of power.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +120,9 @@ def replacing(path: Path) -> Iterator[Path]:
                 cast(Any, path).fs.put_file(str(temporary), cast(Any, path).path)
         return
     make_folder(path.parent)
-    if path.exists() and not path.is_file() and not path.is_dir():
+    # /dev/stdout is a link in a folder of the system, which nobody wants to lose, to a file if output goes to one
+    is_open = str(path.parent) in ("/dev", "/dev/fd", "/proc/self/fd") and path.is_file()
+    if is_open or (path.exists() and not path.is_file() and not path.is_dir()):
         yield path
         return
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")

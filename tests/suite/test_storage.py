@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -227,6 +228,13 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path):
     assert (tmp_path / "precious").read_text() == "kept"
     assert not (tmp_path / "rows").is_symlink()
     assert (tmp_path / "rows").read_text() == "new"
+
+
+def test_a_name_for_an_open_file_is_written_itself(tmp_path):
+    with (tmp_path / "page").open("w") as file:
+        with replacing(Path("/proc/self/fd", str(file.fileno()))) as temporary:
+            temporary.write_text("new")
+        assert (tmp_path / "page").read_text() == "new"
 
 
 def test_a_link_planted_for_a_temporary_file_is_not_followed(tmp_path, monkeypatch):

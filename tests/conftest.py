@@ -58,12 +58,6 @@ def pytest_runtest_logfinish():
         hide_from_the_garbage_collector()
 
 
-def pytest_runtest_teardown():
-    if "tests.recorded" in sys.modules:
-        # the next test may replace what a kernel calls
-        sys.modules["tests.recorded"].forget()
-
-
 def pytest_unconfigure():
     # Triton's bindings report objects as leaked that are still hidden at the end of the process
     gc.unfreeze()

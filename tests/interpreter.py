@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 
@@ -12,8 +11,6 @@ import torch
 
 def change_the_interpreter() -> None:
     """Make all changes below; an ImportError means that Triton is not installed."""
-    from triton.runtime import interpreter
-
     round_in_the_interpreter()
     multiply_in_the_interpreter()
     combine_slices_in_the_interpreter()
@@ -22,10 +19,6 @@ def change_the_interpreter() -> None:
     keep_shapes_and_dtypes()
     keep_types_of_operations()
     spare_unused_checks_in_the_interpreter()
-    if hasattr(interpreter, "_LangPatchScope"):
-        from tests.recorded import repeat_what_was_recorded
-
-        repeat_what_was_recorded()
 
 
 def round_in_the_interpreter() -> None:
@@ -221,6 +214,7 @@ def keep_types_of_operations() -> None:
     """
     from triton.language import constexpr, core, tensor
     from triton.runtime import interpreter
+    from triton.runtime.interpreter import TensorHandle
 
     semantic = interpreter.interpreter_semantic
     cast, unwrap, index = semantic.cast, core._unwrap_if_constexpr, tensor.__getitem__.__wrapped__
@@ -237,8 +231,8 @@ def keep_types_of_operations() -> None:
                 x = cast(x, to.dtype)
             if x.type.name == to.type.name:
                 return x
-            handle = semantic.builder.create_broadcast(x.handle, to.type.shape) if repeat else x.handle
-            return tensor(_of_dtype(handle, to.dtype), to.type)
+            data = np.broadcast_to(x.handle.data, to.handle.data.shape) if repeat else x.handle.data
+            return tensor(TensorHandle(data, to.dtype), to.type)
 
         def convert(lhs, rhs, *rules, **more):
             key = kind(lhs), kind(rhs), rules, *more.items()
@@ -268,22 +262,13 @@ def keep_types_of_operations() -> None:
             indexed[key] = index(self, slices, _semantic=_semantic)
             return indexed[key]
         to = indexed[key]
-        handle = semantic.builder.create_reshape(self.handle, to.type.shape, False)
-        return tensor(_of_dtype(handle, to.dtype), to.type)
+        return tensor(TensorHandle(self.handle.data.reshape(to.handle.data.shape), to.dtype), to.type)
 
     semantic.cast = cast_if_needed
     semantic.broadcast_impl_value = once_a_kind(semantic.broadcast_impl_value, repeat=True)
     semantic.binary_op_type_checking_impl = once_a_kind(semantic.binary_op_type_checking_impl, repeat=False)
     core._unwrap_if_constexpr = unwrap_if_needed
     tensor.__getitem__ = index_once
-
-
-def _of_dtype(handle, dtype):
-    """The handle with a dtype of Triton; comparisons leave that of their operands beside their truth values."""
-    if handle.dtype is not dtype:
-        handle = copy.copy(handle)
-        handle.dtype = dtype
-    return handle
 
 
 def spare_unused_checks_in_the_interpreter() -> None:

@@ -66,37 +66,3 @@ def test_scans_and_reductions_call_a_function_of_the_kernel_in_the_order_of_the_
     for t in range(8):
         h = a[t] * h + x[t]
     torch.testing.assert_close(reduced, h)
-
-
-SCALE = tl.constexpr(0.5)
-
-
-@triton.jit
-def _half(b_x):
-    # the product is a constexpr of a tensor in the interpreter
-    return SCALE * b_x
-
-
-@triton.jit
-def _branch_kernel(x, y):
-    i = tl.program_id(0)
-    tl.store(x + i, tl.load(x + i) + 1.0)
-    b_y = _half(tl.load(x + i))
-    for j in range(i % 3):
-        b_y += _half(tl.load(x + i) * (j + 1))
-    if b_y > 2.0:
-        b_y = -b_y
-    tl.store(y + i, b_y)
-
-
-def test_programs_that_branch_by_other_values_compute_their_own_and_store_once():
-    """What a program did is repeated for others, and for later launches, with their own values."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    for start in (0.0, 2.0):
-        x, y = start + torch.arange(8.0, device=device) / 4, torch.full((8,), torch.nan, device=device)
-        wanted = x + 1
-        _branch_kernel[(8,)](x, y)
-        assert torch.equal(x, wanted)
-        # (1 + the sum of 1 to i % 3) / 2
-        wanted = wanted * torch.tensor([0.5, 1.0, 2.0], device=device)[torch.arange(8, device=device) % 3]
-        assert torch.equal(y, torch.where(wanted > 2, -wanted, wanted))

@@ -290,7 +290,7 @@ def gradients_reach_every_parameter(config: Any, **options: Any) -> None:
     """Every trainable parameter has a finite gradient that is not zero, for tokens and for a signal."""
     for spec in (TOKENS, SIGNAL):
         model = build(config, spec, **options).train()
-        # what reads a signal is the same at every position
+        # a signal is read by the same parameters at every position
         logits = model(make_inputs(spec, LENGTH if spec is TOKENS else 20))
         weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2), dtype=logits.dtype)
         (logits * weights).sum().backward()

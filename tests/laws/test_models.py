@@ -215,7 +215,7 @@ def test_every_earlier_token_reaches_the_last_position(name):
 @torch.no_grad()
 def test_prefill_ends_in_the_state_of_the_steps(name):
     model, inputs = build_one_layer(name, short_conv=3), make_inputs(TOKENS, 66)
-    # what a prompt and steps give is right by the laws, so this state is that of steps alone
+    # the laws say that steps behind a prompt are right, so this state is that of steps alone
     _, expected = model.prefill(inputs[:, :62])
     for t in range(62, 66):
         _, expected = model.step(inputs[:, t], expected)

@@ -145,7 +145,7 @@ class TrainConfig(Config):
     eval_every: Steps | None = None
     """Epochs or steps, whichever is given, between two evaluations. None: ten evaluations a run."""
     eval_flops: tuple[Operations, ...] = ()
-    """Numbers of training operations, after each of which the validation rows are evaluated once more, in rows of the
+    """After each of these numbers of training operations, the validation rows are evaluated once more, in rows of the
     slice `train_flops=1e+15`. These evaluations decide neither learning rate nor weights nor early stop."""
     early_stop: EarlyStop | None = None
     keep: Literal["last", "best"] = "last"

@@ -111,10 +111,9 @@ def prepared(
             length = run.task.spec.max_length
             for row in kernel_rows(model.convolutions(), length, train.record_kernels, start=True):
                 outcome.add(**{"step": 0, **row})
+        require_causal(run, model, device)
 
         cast = partial(autocast, train.precision, device)
-        with cast():
-            require_causal(run, model, device, torch.bfloat16 if train.precision == "bf16" else torch.float32)
         operations = OperationCounter(model, (run.model, run.task.spec))
 
         def loss(batch: Batch) -> Tensor:

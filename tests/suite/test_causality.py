@@ -1,4 +1,4 @@
-"""Tests that a run warns of a plugin's network that reads the future."""
+"""Tests that a run refuses a plugin's network that reads the future."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -43,8 +43,8 @@ class Means(Model):
         (0.1, TOKENS, {"model": "mine"}, {"bidirectional": True}, False),
         (0.1, TOKENS, {"task": "mine"}, {}, False),
         (0.1, LABELS, {"model": "mine"}, {}, False),
-        # rounding errors of a Fourier transform are no leak
-        (1e-6, TOKENS, {"model": "mine"}, {}, False),
+        # rounding errors of a transform, here as large as those of TF32, are no leak
+        (1e-3, TOKENS, {"model": "mine"}, {}, False),
         (None, TOKENS, {"model": "mine"}, {}, False),
         # a fault of another kind, which `check model` names
         ("counts", TOKENS, {"model": "mine"}, {}, False),
@@ -61,5 +61,5 @@ def test_a_network_of_a_plugin_that_reads_labels_ahead_is_refused(ahead, spec, p
     )
     model = Means(ahead)
     with pytest.raises(RunEnded, match=r"means reads the future: .* by .*e-0") if refused else nullcontext():
-        require_causal(run, model, torch.device("cpu"), torch.float32)
+        require_causal(run, model, torch.device("cpu"))
     assert model.dropout.training

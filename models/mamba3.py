@@ -104,7 +104,8 @@ class Mamba3(Mixer):
         z, x, B, C, dt, log_decay, write, own, w = self._parts(u, padding)
         weights = self.B_norm.weight, self.C_norm.weight, self.B_bias, self.C_bias
         with self._keeping(u) as keep:
-            k, q = keep(partial(rotated_keys, B, C, *weights, dt, w, eps=NORM_EPS, dtype=x.dtype))
+            kept: list[Any] | None = None if keep is at_once else []
+            k, q = keep(partial(rotated_keys, B, C, *weights, dt, w, eps=NORM_EPS, dtype=x.dtype, kept=kept))
             y, memory = self.operator(
                 q, k, x, log_decay, write, own, self.D, return_final_state=True, recompute=keep is not at_once
             )

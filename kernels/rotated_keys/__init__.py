@@ -12,7 +12,7 @@ which permutes channels.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ def rotated_keys(
     *,
     eps: float = 1e-5,
     dtype: torch.dtype | None = None,
+    kept: list[Any] | None = None,
     backend: Literal["auto", "torch", "triton"] = "auto",
 ) -> tuple[Tensor, Tensor]:
     """(k, q), both [batch, T, H, N] in `dtype`, slices of one tensor where Triton computes them.
@@ -48,6 +49,8 @@ def rotated_keys(
     w:                  [batch, T, R] with 1 <= R <= N / 2, shared by all heads; a step of one turns by pi tanh(w).
     eps:                what the norms add to the mean square.
     dtype:              that of k and q; None: that of B.
+    kept:               an empty list, for calls that are made again in a backward pass: it gets what Triton prepares
+                        from these tensors and autograd keeps as well, and a call with the same tensors reads it.
     backend:            triton takes float32, bfloat16 and float16 on a CUDA device, reads B, C and w as parts of a
                         projection, and keeps nothing as large as the results. torch computes the equations term by
                         term. auto takes triton wherever it can.
@@ -64,7 +67,7 @@ def rotated_keys(
         from subquad.kernels.rotated_keys.triton import rotated_keys_triton
 
         with on_device_of(B):
-            return rotated_keys_triton(tensors, float(eps), dtype)
+            return rotated_keys_triton(tensors, float(eps), dtype, kept)
     B, C, B_weight, C_weight, B_bias, C_bias, dt, w = (at_least_float32(x) for x in tensors)
     theta = running_sum(dt.unsqueeze(-1) * turns(w).unsqueeze(-2))
     B, C = (norm(x, weight, eps=eps, backend="torch") for x, weight in ((B, B_weight), (C, C_weight)))

@@ -480,12 +480,13 @@ def _backward(inputs: Inputs, prepared: Prepared, eps: float, dkeys: Tensor, dqu
 
 
 class RotatedKeys(OnceDifferentiable):
-    """A dtype, eps and `Inputs` to k and q. All inputs are kept, and what was prepared from them."""
+    """A dtype, eps, `Prepared` and `Inputs` to k and q. All inputs are kept, and what was prepared from them."""
 
     @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, eps: float, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, dtype: torch.dtype, eps: float, prepared: Prepared, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
         inputs = Inputs(*tensors)
-        prepared = _prepare(inputs, eps)
         save(ctx, *inputs, *prepared)
         ctx.eps = eps
         k, q = _forward(inputs, prepared, dtype)
@@ -496,14 +497,22 @@ class RotatedKeys(OnceDifferentiable):
         tensors = saved(ctx)
         inputs, prepared = Inputs(*tensors[:8]), Prepared(*tensors[8:])
         gradients = _backward(inputs, prepared, ctx.eps, dkeys, dqueries)
-        return None, None, *(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
+        return None, None, None, *(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
 
-def rotated_keys_triton(tensors: tuple[Tensor, ...], eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotated_keys_triton(
+    tensors: tuple[Tensor, ...], eps: float, dtype: torch.dtype, kept: list[Any] | None = None
+) -> tuple[Tensor, Tensor]:
     """`rotated_keys` for arguments that were checked, in the order of `Inputs`."""
     B, C, *factors, w = tensors
     inputs = Inputs(*[_rows(B), _rows(C), *map(dense, factors), _rows(w)])
+    if kept and all(x is y for x, y in zip(kept[0], tensors, strict=True)):
+        prepared = kept[1]
+    else:
+        prepared = _prepare(inputs, eps)
+        if kept is not None:
+            kept[:] = tensors, prepared
     if needs_gradient(*inputs):
-        return RotatedKeys.apply(dtype, eps, *inputs)
-    k, q = _forward(inputs, _prepare(inputs, eps), dtype)
+        return RotatedKeys.apply(dtype, eps, prepared, *inputs)
+    k, q = _forward(inputs, prepared, dtype)
     return k, q

@@ -102,3 +102,19 @@ def test_a_rotation_keeps_products():
     theta, k, q = (torch.randn(3, size, generator=g, dtype=torch.float64) for size in (2, 7, 7))
     turned_k, turned_q = rotate_pairs(theta, k, q)
     torch.testing.assert_close((turned_k * turned_q).sum(-1), (k * q).sum(-1))
+
+
+def test_a_call_that_is_made_again_prepares_nothing_and_one_of_other_tensors_does(monkeypatch):
+    """A layer that recomputes makes its keys twice of the same tensors, and the graph keeps what was prepared."""
+    triton = pytest.importorskip("subquad.kernels.rotated_keys.triton", reason="needs triton")
+    inputs = {name: x.to(DEVICE) for name, x in make_inputs(2, 20, 3, 8, 2, dtype=torch.float32).items()}
+    inputs["B"].requires_grad_()
+    other = {**inputs, "w": inputs["w"] + 1}
+    wanted, kept = TRITON(**other), []
+    TRITON(**inputs, kept=kept)
+    assert torch.equal(TRITON(**other, kept=kept)[0], wanted[0])
+    monkeypatch.setattr(triton, "_prepare", None)
+    found = TRITON(**other, kept=kept)
+    assert torch.equal(found[0], wanted[0])
+    gradients = (torch.autograd.grad(k, inputs["B"], wanted[1]) for k in (found[0], wanted[0]))
+    assert torch.equal(next(gradients)[0], next(gradients)[0])

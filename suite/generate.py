@@ -47,11 +47,18 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"generate: top_p must lie in (0, 1], got {self.top_p}.")
 
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Tokens [B] of logits [B, num_classes]; random numbers are from torch's default generator."""
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B] of logits [B, num_classes], and a number for each, which is NaN where one of its logits is.
+
+        Random numbers are from torch's default generator.
+        """
         if self.temperature == 0:
-            return logits.argmax(-1)
+            # argmax takes a NaN for the largest number
+            token = logits.argmax(-1)
+            return token, logits.gather(-1, token.unsqueeze(-1)).squeeze(-1)
         p = torch.softmax(logits.float() / self.temperature, dim=-1)
+        # all probabilities of a row are NaN where one of its logits is, and comparisons below lose that
+        number = p[:, 0]
         if self.top_k is not None and self.top_k < p.shape[-1]:
             p = p.where(p >= p.topk(self.top_k, dim=-1).values[:, -1:], 0.0)
         if self.top_p is not None:
@@ -60,7 +67,7 @@ class Sampling:
             before = descending.cumsum(dim=-1) - descending
             wanted = before < self.top_p * descending.sum(dim=-1, keepdim=True)
             p = p.where(p >= descending.where(wanted, torch.inf).amin(dim=-1, keepdim=True), 0.0)
-        return (p / torch.empty_like(p).exponential_()).argmax(-1)
+        return (p / torch.empty_like(p).exponential_()).argmax(-1), number
 
 
 class Decoder:
@@ -88,6 +95,8 @@ class Decoder:
         """[B]: the last token of every row."""
         self.stopped = torch.zeros(batch_size, dtype=torch.bool, device=device)
         """[B]: whether a row has stopped."""
+        self._lost = torch.zeros(batch_size, device=device)
+        """[B]: NaN in a row that has met logits that are not numbers."""
         self._stop = torch.tensor(sorted(stop), device=device) if stop else None
         self.state = model.init_state(batch_size, capacity)
         self.advance: Callable[[], None] = self._step
@@ -96,10 +105,22 @@ class Decoder:
         # the warm-up before a recording fills positions, and must find room for them
         if device.type == "cuda" and capacity >= WARMUPS:
             # the state is not put back afterwards: `start` does so without a copy of a large cache
-            self.advance = record(self._step, lambda: (self.token, self.stopped), device, None)
+            self.advance = record(self._step, self._recorded, device, None)
             if prompt_length is not None and 1 < prompt_length <= MOST_RECORDED_TOKENS // batch_size:
                 self._prompts = torch.zeros(batch_size, prompt_length, dtype=torch.long, device=device)
-                self._replay = record(self._read_recorded, lambda: (self.token, self.stopped), device, None)
+                self._replay = record(self._read_recorded, self._recorded, device, None)
+
+    def _recorded(self) -> tuple[Tensor, ...]:
+        """What a recorded step writes beside the state."""
+        return self.token, self.stopped, self._lost
+
+    def check(self) -> None:
+        """Waits for the device. ValueError where logits were NaN since `start`, from which no token follows."""
+        if lost := self._lost.isnan().nonzero().flatten().tolist():
+            raise ValueError(
+                f"generate: the model gave logits that are NaN in row {lost[0]} of its prompts, so no token follows; "
+                "are its weights what it was trained to?"
+            )
 
     @torch.no_grad()
     def start(self, prompts: Tensor, lengths: Tensor | None = None) -> bool:
@@ -110,6 +131,7 @@ class Decoder:
         if prompts.shape[1] == 1:
             self.model.restart(self.state)
             self.stopped.zero_()
+            self._lost.zero_()
             self.token.copy_(prompts[:, 0])
             return False
         if self._prompts is not None and lengths is None and prompts.shape == self._prompts.shape:
@@ -127,6 +149,7 @@ class Decoder:
     def _read(self, prompts: Tensor, lengths: Tensor | None) -> None:
         self.model.restart(self.state)
         self.stopped.zero_()
+        self._lost.zero_()
         logits, after = self.model.prefill(prompts, lengths, state=self.state)
         copy_into(self.state, after)
         self._draw(logits)
@@ -138,7 +161,8 @@ class Decoder:
         self._draw(logits)
 
     def _draw(self, logits: Tensor) -> None:
-        token = self.sampling(logits)
+        token, number = self.sampling(logits)
+        torch.maximum(self._lost, number, out=self._lost)
         if self._stop is None:
             self.token.copy_(token)
         else:
@@ -168,6 +192,8 @@ def generate(
     temperature, top_k, top_p: as in `Sampling`; 0 is greedy.
     stop:     a row ends with the first of these tokens and repeats it to the length of the longest row.
     callback: called with the new tokens [B, n] every `every` steps; with True it ends all rows, and it may raise.
+
+    ValueError for logits that are NaN: before tokens of these steps are given to the callback, or at the end.
     """
     _check(prompts, max_new_tokens, lengths)
     device = prompts.device
@@ -188,6 +214,8 @@ def generate(
                 drawn = False
                 part[:, t] = decoder.token
             parts.append(part)
+            if callback is not None or stop or len(parts) * every >= max_new_tokens:
+                decoder.check()
             if callback is not None and callback(part):
                 break
             if stop and decoder.stopped.all():

@@ -201,3 +201,20 @@ def test_what_cannot_be_generated_is_refused(options, message):
     options = {"prompts": torch.zeros(2, 3, dtype=torch.long), "max_new_tokens": 4, **options}
     with pytest.raises(ValueError, match=message):
         generate(build("transformer++"), **options)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.9}])
+def test_logits_that_are_not_numbers_end_generation_before_a_token_of_theirs_is_given(options):
+    """Comparisons with NaN are false, so each way to draw would give some token."""
+    model = Fixed(torch.zeros(2, 4))
+    parts = []
+
+    def callback(part):
+        parts.append(part)
+        model.logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, torch.nan, 0.0, 0.0]])
+
+    with pytest.raises(ValueError, match="logits that are NaN in row 1"):
+        draw(model, 2, 40, 0, 0, callback=callback, every=10, **options)
+    assert len(parts) == 1
+    with pytest.raises(ValueError, match="logits that are NaN in row 1"):
+        draw(model, 2, 40, 0, 0, **options)

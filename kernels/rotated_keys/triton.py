@@ -131,18 +131,16 @@ def _inputs_kernel(
     first = i_t % num_t * BLOCK_T
     row = i_t // num_t * T + first
     end = row - first + T
+    o_t = row + tl.arange(0, BLOCK_T)
+    m_t = o_t < end
+    m_r = m_t[:, None] & (o_r < R)[None, :]
+    b_turn = _turn(_load(w, o_t[:, None] * w_stride + o_r[None, :], m_r))
+    b_dt = _load(dt, o_t[:, None] * H + o_h[None, :], m_t[:, None] & (o_h < H)[None, :]) * QUARTERS
     if i_h == 0:
         _norm(B, B_weight, B_normed, row, end, B_stride, eps, N, BLOCK_N, BLOCK_T)
         _norm(C, C_weight, C_normed, row, end, C_stride, eps, N, BLOCK_N, BLOCK_T)
-    b_sums = tl.zeros([BLOCK_H, BLOCK_R], tl.float32)
-    for i in tl.static_range(BLOCK_T):
-        # a position behind the end has neither pairs nor heads
-        m_r = o_r < tl.where(first + i < T, R, 0)
-        b_turn = _turn(_load(w, (row + i) * w_stride + o_r, m_r))
-        if i_h == 0:
-            tl.store(turn + (row + i) * R + o_r, b_turn, mask=m_r)
-        b_dt = _load(dt, (row + i) * H + o_h, o_h < tl.where(first + i < T, H, 0)) * QUARTERS
-        b_sums += b_dt[:, None] * b_turn[None, :]
+        tl.store(turn + o_t[:, None] * R + o_r[None, :], b_turn, mask=m_r)
+    b_sums = tl.sum(b_dt[:, :, None] * b_turn[:, None, :], 0)
     o_sums = (i_t * H + o_h[:, None]) * R + o_r[None, :]
     tl.store(sums + o_sums, b_sums, mask=(o_h < H)[:, None] & (o_r < R)[None, :])
 
@@ -233,6 +231,38 @@ def _input_gradients_kernel(
 
 
 @triton.jit
+def _second_half(b_x, HALF: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Blocks of 2 HALF positions: for those of a first half the sum over the second one, for the others zero."""
+    SHAPE: tl.constexpr = [BLOCK_T // (2 * HALF), 2 * HALF, BLOCK_R]
+    m_second = ((tl.arange(0, BLOCK_T) & HALF) != 0)[:, None]
+    b_sum = tl.sum(tl.reshape(tl.where(m_second, b_x, 0.0), SHAPE), 1, keep_dims=True)
+    return tl.where(m_second, 0.0, tl.reshape(tl.broadcast_to(b_sum, SHAPE), [BLOCK_T, BLOCK_R]))
+
+
+@triton.jit
+def _from_each_on(b_x, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Sums over the positions of a tile from each of them on.
+
+    A reversed scan of Triton would send every number ten times through the warp.
+    """
+    b_sum = b_x
+    for i in tl.static_range(5):
+        if 1 << i < BLOCK_T:
+            b_sum += _second_half(b_x, 1 << i, BLOCK_T, BLOCK_R)
+    return b_sum
+
+
+@triton.jit
+def _load_head(before, dt, B_bias, C_bias, i_h, o_s, o_r, m_t, R: tl.constexpr, N):
+    """What the pairs of a head read besides rows: theta before the tile, steps, and biases of both halves of pairs."""
+    m_b = o_r < R
+    b_before, b_dt = _load(before + i_h * R, o_r, m_b), _load(dt + i_h, o_s, m_t)
+    p_b, p_c = B_bias + i_h * N, C_bias + i_h * N
+    b_b1, b_b2 = _load(p_b, o_r, m_b), _load(p_b, o_r + R, m_b)
+    return b_before, b_dt, b_b1, b_b2, _load(p_c, o_r, m_b), _load(p_c, o_r + R, m_b)
+
+
+@triton.jit
 def _rotated_keys_fwd_kernel(
     B, C, B_bias, C_bias, dt, turn, before, keys, queries,
     T, H, num_t, heads,
@@ -243,36 +273,43 @@ def _rotated_keys_fwd_kernel(
     groups = tl.cdiv(H, heads)
     first = tl.program_id(0) % groups * heads
     i_t = (tl.program_id(0) // groups).to(tl.int64)
-    o_t = i_t % num_t * BLOCK_T + tl.arange(0, BLOCK_T)
-    o_r, o_n = tl.arange(0, BLOCK_R), 2 * R + tl.arange(0, BLOCK_REST)
-    m_t = o_t < T
-    o_t += i_t // num_t * T
-    m_r, m_n = m_t[:, None] & (o_r < R)[None, :], m_t[:, None] & (o_n < N)[None, :]
-    b_turn = _load(turn, o_t[:, None] * R + o_r[None, :], m_r)
-    o_x = o_t[:, None] * N
+    o_i, o_r, o_n = tl.arange(0, BLOCK_T), tl.arange(0, BLOCK_R), 2 * R + tl.arange(0, BLOCK_REST)
+    m_t, m_rest = i_t % num_t * BLOCK_T + o_i < T, o_n < N
+    m_r, m_n = m_t[:, None] & (o_r < R)[None, :], m_t[:, None] & m_rest[None, :]
+    # pointers to the first row of the tile, behind which offsets are int32
+    row = i_t // num_t * T + i_t % num_t * BLOCK_T
+    B, C, turn, before, dt = B + row * N, C + row * N, turn + row * R, before + i_t * H * R, dt + row * H
+    keys, queries = keys + row * H * N, queries + row * H * N
+    o_s, o_x = o_i * H, o_i[:, None] * N
+    o_y, o_z = o_s[:, None] * N + o_r[None, :], o_s[:, None] * N + o_n[None, :]
+    b_turn = _load(turn, o_i[:, None] * R + o_r[None, :], m_r)
     element = keys.dtype.element_ty
     b_B1, b_B2 = _load(B, o_x + o_r[None, :], m_r), _load(B, o_x + R + o_r[None, :], m_r)
     b_C1, b_C2 = _load(C, o_x + o_r[None, :], m_r), _load(C, o_x + R + o_r[None, :], m_r)
     if REST > 0:
         b_B3, b_C3 = _load(B, o_x + o_n[None, :], m_n), _load(C, o_x + o_n[None, :], m_n)
     for i_h in range(first, tl.minimum(first + heads, H)):
-        o_h = (o_t * H + i_h)[:, None]
-        b_dt = _load(dt, o_t * H + i_h, m_t)[:, None]
-        b_theta = tl.cumsum(b_dt * QUARTERS * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
-        b_cos, b_sin = _cos_sin(b_theta)
-        o_b, m_b = i_h * N + o_r, o_r < R
-        b_b1, b_b2 = b_B1 + _load(B_bias, o_b, m_b)[None, :], b_B2 + _load(B_bias, o_b + R, m_b)[None, :]
-        b_c1, b_c2 = b_C1 + _load(C_bias, o_b, m_b)[None, :], b_C2 + _load(C_bias, o_b + R, m_b)[None, :]
-        p_k, p_q = keys + o_h * N, queries + o_h * N
-        tl.store(p_k + o_r[None, :], (b_b1 * b_cos - b_b2 * b_sin).to(element), mask=m_r)
-        tl.store(p_k + R + o_r[None, :], (b_b1 * b_sin + b_b2 * b_cos).to(element), mask=m_r)
-        tl.store(p_q + o_r[None, :], (b_c1 * b_cos - b_c2 * b_sin).to(element), mask=m_r)
-        tl.store(p_q + R + o_r[None, :], (b_c1 * b_sin + b_c2 * b_cos).to(element), mask=m_r)
+        # all loads of a head come before the first use, since a vector passes a barrier on its way into a tile
+        b_before, b_dt, b_b1, b_b2, b_c1, b_c2 = _load_head(before, dt, B_bias, C_bias, i_h, o_s, o_r, m_t, R, N)
         if REST > 0:
-            b_b3 = b_B3 + _load(B_bias, i_h * N + o_n, o_n < N)[None, :]
-            b_c3 = b_C3 + _load(C_bias, i_h * N + o_n, o_n < N)[None, :]
-            tl.store(p_k + o_n[None, :], b_b3.to(element), mask=m_n)
-            tl.store(p_q + o_n[None, :], b_c3.to(element), mask=m_n)
+            b_b3, b_c3 = _load(B_bias + i_h * N, o_n, m_rest), _load(C_bias + i_h * N, o_n, m_rest)
+        b_cos, b_sin = _cos_sin(tl.cumsum(b_dt[:, None] * QUARTERS * b_turn, 0) + b_before[None, :])
+        b_b1, b_b2 = b_B1 + b_b1[None, :], b_B2 + b_b2[None, :]
+        b_c1, b_c2 = b_C1 + b_c1[None, :], b_C2 + b_c2[None, :]
+        p_k, p_q = keys + i_h * N, queries + i_h * N
+        tl.store(p_k + o_y, (b_b1 * b_cos - b_b2 * b_sin).to(element), mask=m_r)
+        tl.store(p_k + (o_y + R), (b_b1 * b_sin + b_b2 * b_cos).to(element), mask=m_r)
+        tl.store(p_q + o_y, (b_c1 * b_cos - b_c2 * b_sin).to(element), mask=m_r)
+        tl.store(p_q + (o_y + R), (b_c1 * b_sin + b_c2 * b_cos).to(element), mask=m_r)
+        if REST > 0:
+            tl.store(p_k + o_z, (b_B3 + b_b3[None, :]).to(element), mask=m_n)
+            tl.store(p_q + o_z, (b_C3 + b_c3[None, :]).to(element), mask=m_n)
+
+
+@triton.jit
+def _load_both(keys, queries, i_h, o, m, N):
+    """A tile of a head from gradients of keys and queries, as they are in memory."""
+    return tl.load(keys + i_h * N + o, mask=m, other=0.0), tl.load(queries + i_h * N + o, mask=m, other=0.0)
 
 
 @triton.jit
@@ -285,65 +322,75 @@ def _rotated_keys_bwd_kernel(
     """A tile of a group of heads: dB, dC [groups, rows, N] of norms, and partial [tiles, 2 H N + ...] of biases.
 
     Rows and tiles are those of all sequences. Of the sums of dtheta from a position on, ddt [rows, H] and dturn
-    [groups, rows, R] get what lies in the tile.
+    [groups, rows, R] get what lies in the tile. Channels that do not turn have a loop of their own, so that fewer
+    registers are taken at a time. What a head reads is loaded while the one before it is computed, the last one twice.
     """
     N = 2 * R + REST
     groups = tl.cdiv(H, heads)
-    i_g, i_t = tl.program_id(0) % groups, (tl.program_id(0) // groups).to(tl.int64)
-    o_t = i_t % num_t * BLOCK_T + tl.arange(0, BLOCK_T)
+    i_g, i_t = (tl.program_id(0) % groups).to(tl.int64), (tl.program_id(0) // groups).to(tl.int64)
+    first = tl.program_id(0) % groups * heads
+    last = tl.minimum(first + heads, H)
     # a thread that loaded more than two channels of a position would share sums over positions with as many threads
-    o_r, o_n = tl.max_contiguous(tl.arange(0, BLOCK_R), 2), tl.max_contiguous(2 * R + tl.arange(0, BLOCK_REST), 2)
-    m_t, m_b, m_rest = o_t < T, o_r < R, o_n < N
-    o_t += i_t // num_t * T
-    m_r, m_n = m_t[:, None] & m_b[None, :], m_t[:, None] & m_rest[None, :]
-    o_x = o_t[:, None] * N
-    b_B1, b_B2 = _load(B, o_x + o_r[None, :], m_r), _load(B, o_x + R + o_r[None, :], m_r)
-    b_C1, b_C2 = _load(C, o_x + o_r[None, :], m_r), _load(C, o_x + R + o_r[None, :], m_r)
-    b_turn = _load(turn, o_t[:, None] * R + o_r[None, :], m_r)
+    o_i, o_r = tl.arange(0, BLOCK_T), tl.max_contiguous(tl.arange(0, BLOCK_R), 2)
+    m_t, m_b = i_t % num_t * BLOCK_T + o_i < T, o_r < R
+    m_r = m_t[:, None] & m_b[None, :]
+    # pointers to the first row of the tile, behind which offsets are int32
+    row = i_t // num_t * T + i_t % num_t * BLOCK_T
+    B, C, turn, before, dt = B + row * N, C + row * N, turn + row * R, before + i_t * H * R, dt + row * H
+    dkeys, dqueries, sums, ddt = dkeys + row * H * N, dqueries + row * H * N, sums + i_t * H * R, ddt + row * H
+    dB, dC, dturn = dB + (i_g * rows + row) * N, dC + (i_g * rows + row) * N, dturn + (i_g * rows + row) * R
+    partial += i_t * partial_stride
+    o_s = o_i * H
+    o_x, o_y = o_i[:, None] * N + o_r[None, :], o_s[:, None] * N + o_r[None, :]
+    if REST > 0:
+        o_n = tl.max_contiguous(2 * R + tl.arange(0, BLOCK_REST), 2)
+        m_rest, m_n = o_n < N, m_t[:, None] & (o_n < N)[None, :]
+        b_dB, b_dC = tl.zeros([BLOCK_T, BLOCK_REST], tl.float32), tl.zeros([BLOCK_T, BLOCK_REST], tl.float32)
+        o_z = o_s[:, None] * N + o_n[None, :]
+        b_k, b_q = _load_both(dkeys, dqueries, first, o_z, m_n, N)
+        for i_h in range(first, last):
+            b_g, b_h = b_k.to(tl.float32), b_q.to(tl.float32)
+            b_k, b_q = _load_both(dkeys, dqueries, tl.minimum(i_h + 1, last - 1), o_z, m_n, N)
+            b_dB, b_dC = b_dB + b_g, b_dC + b_h
+            tl.store(partial + i_h * N + o_n, tl.sum(b_g, 0), mask=m_rest)
+            tl.store(partial + (H + i_h) * N + o_n, tl.sum(b_h, 0), mask=m_rest)
+        tl.store(dB + (o_i[:, None] * N + o_n[None, :]), b_dB, mask=m_n)
+        tl.store(dC + (o_i[:, None] * N + o_n[None, :]), b_dC, mask=m_n)
+    b_B1, b_B2, b_C1, b_C2 = _load(B, o_x, m_r), _load(B, o_x + R, m_r), _load(C, o_x, m_r), _load(C, o_x + R, m_r)
+    b_turn = _load(turn, o_i[:, None] * R + o_r[None, :], m_r)
     b_dturn = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
     b_dB1, b_dB2 = tl.zeros([BLOCK_T, BLOCK_R], tl.float32), tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
     b_dC1, b_dC2 = tl.zeros([BLOCK_T, BLOCK_R], tl.float32), tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
-    if REST > 0:
-        b_dB3, b_dC3 = tl.zeros([BLOCK_T, BLOCK_REST], tl.float32), tl.zeros([BLOCK_T, BLOCK_REST], tl.float32)
-    for i_h in range(i_g * heads, tl.minimum(i_g * heads + heads, H)):
-        o_h = (o_t * H + i_h)[:, None]
-        p_k, p_q = dkeys + o_h * N, dqueries + o_h * N
-        p_b = partial + i_t * partial_stride + i_h * N
-        p_c = p_b + H * N
-        if REST > 0:
-            b_g, b_h = _load(p_k, o_n[None, :], m_n), _load(p_q, o_n[None, :], m_n)
-            b_dB3, b_dC3 = b_dB3 + b_g, b_dC3 + b_h
-            tl.store(p_b + o_n, tl.sum(b_g, 0), mask=m_rest)
-            tl.store(p_c + o_n, tl.sum(b_h, 0), mask=m_rest)
-        b_dt = _load(dt, o_t * H + i_h, m_t)[:, None]
-        b_theta = tl.cumsum(b_dt * QUARTERS * b_turn, 0) + _load(before, (i_t * H + i_h) * R + o_r, o_r < R)[None, :]
-        b_cos, b_sin = _cos_sin(b_theta)
-        o_b = i_h * N + o_r
-        b_b1, b_b2 = b_B1 + _load(B_bias, o_b, m_b)[None, :], b_B2 + _load(B_bias, o_b + R, m_b)[None, :]
-        b_c1, b_c2 = b_C1 + _load(C_bias, o_b, m_b)[None, :], b_C2 + _load(C_bias, o_b + R, m_b)[None, :]
-        b_x, b_y = _load(p_k, o_r[None, :], m_r), _load(p_k, R + o_r[None, :], m_r)
-        b_g1, b_g2 = b_x * b_cos + b_y * b_sin, b_y * b_cos - b_x * b_sin
-        b_x, b_y = _load(p_q, o_r[None, :], m_r), _load(p_q, R + o_r[None, :], m_r)
-        b_h1, b_h2 = b_x * b_cos + b_y * b_sin, b_y * b_cos - b_x * b_sin
-        b_dtheta = b_g2 * b_b1 - b_g1 * b_b2 + b_h2 * b_c1 - b_h1 * b_c2
-        tl.store(sums + (i_t * H + i_h) * R + o_r, tl.sum(b_dtheta, 0), mask=m_b)
-        b_dtheta = tl.cumsum(b_dtheta, 0, reverse=True)
-        tl.store(ddt + o_t * H + i_h, tl.sum(b_dtheta * b_turn, 1), mask=m_t)
-        b_dturn += b_dt * b_dtheta
+    b_before, b_dt, b_b1, b_b2, b_c1, b_c2 = _load_head(before, dt, B_bias, C_bias, first, o_s, o_r, m_t, R, N)
+    b_x1, b_y1 = _load_both(dkeys, dqueries, first, o_y, m_r, N)
+    b_x2, b_y2 = _load_both(dkeys, dqueries, first, o_y + R, m_r, N)
+    for i_h in range(first, last):
+        i_n = tl.minimum(i_h + 1, last - 1)
+        n_before, n_dt, n_b1, n_b2, n_c1, n_c2 = _load_head(before, dt, B_bias, C_bias, i_n, o_s, o_r, m_t, R, N)
+        n_x1, n_y1 = _load_both(dkeys, dqueries, i_n, o_y, m_r, N)
+        n_x2, n_y2 = _load_both(dkeys, dqueries, i_n, o_y + R, m_r, N)
+        b_cos, b_sin = _cos_sin(tl.cumsum(b_dt[:, None] * QUARTERS * b_turn, 0) + b_before[None, :])
+        b_g1, b_g2 = b_x1 * b_cos + b_x2 * b_sin, b_x2 * b_cos - b_x1 * b_sin
+        b_h1, b_h2 = b_y1 * b_cos + b_y2 * b_sin, b_y2 * b_cos - b_y1 * b_sin
+        b_dtheta = b_g2 * (b_B1 + b_b1[None, :]) - b_g1 * (b_B2 + b_b2[None, :])
+        b_dtheta += b_h2 * (b_C1 + b_c1[None, :]) - b_h1 * (b_C2 + b_c2[None, :])
+        tl.store(sums + i_h * R + o_r, tl.sum(b_dtheta, 0), mask=m_b)
+        b_dtheta = _from_each_on(b_dtheta, BLOCK_T, BLOCK_R)
+        tl.store(ddt + i_h + o_s, tl.sum(b_dtheta * b_turn, 1), mask=m_t)
+        b_dturn += b_dt[:, None] * b_dtheta
         b_dB1, b_dB2, b_dC1, b_dC2 = b_dB1 + b_g1, b_dB2 + b_g2, b_dC1 + b_h1, b_dC2 + b_h2
+        p_b, p_c = partial + i_h * N, partial + (H + i_h) * N
         tl.store(p_b + o_r, tl.sum(b_g1, 0), mask=m_b)
         tl.store(p_b + R + o_r, tl.sum(b_g2, 0), mask=m_b)
         tl.store(p_c + o_r, tl.sum(b_h1, 0), mask=m_b)
         tl.store(p_c + R + o_r, tl.sum(b_h2, 0), mask=m_b)
-    tl.store(dturn + i_g.to(tl.int64) * rows * R + o_t[:, None] * R + o_r[None, :], b_dturn, mask=m_r)
-    p_B, p_C = dB + i_g.to(tl.int64) * rows * N + o_x, dC + i_g.to(tl.int64) * rows * N + o_x
-    tl.store(p_B + o_r[None, :], b_dB1, mask=m_r)
-    tl.store(p_B + R + o_r[None, :], b_dB2, mask=m_r)
-    tl.store(p_C + o_r[None, :], b_dC1, mask=m_r)
-    tl.store(p_C + R + o_r[None, :], b_dC2, mask=m_r)
-    if REST > 0:
-        tl.store(p_B + o_n[None, :], b_dB3, mask=m_n)
-        tl.store(p_C + o_n[None, :], b_dC3, mask=m_n)
+        b_before, b_dt, b_b1, b_b2, b_c1, b_c2 = n_before, n_dt, n_b1, n_b2, n_c1, n_c2
+        b_x1, b_x2, b_y1, b_y2 = n_x1, n_x2, n_y1, n_y2
+    tl.store(dturn + (o_i[:, None] * R + o_r[None, :]), b_dturn, mask=m_r)
+    tl.store(dB + o_x, b_dB1, mask=m_r)
+    tl.store(dB + (o_x + R), b_dB2, mask=m_r)
+    tl.store(dC + o_x, b_dC1, mask=m_r)
+    tl.store(dC + (o_x + R), b_dC2, mask=m_r)
 
 
 class Inputs(NamedTuple):

@@ -61,6 +61,19 @@ class Weights(NamedTuple):
 NO_WEIGHTS = Weights()
 
 
+class StateParts(NamedTuple):
+    """What states add to the gradient of log-decays, in float32, as parts by blocks of keys; see `Plan.is_lone`.
+
+    The kernel of dq and dk has all that they take. `_group_values_kernel` would read queries and states for nothing
+    else.
+    """
+
+    net: Tensor | None = None
+    """exp(P_i) scale (q_i S) do_i, [B, H, blocks, T]."""
+    past: Tensor | None = None
+    """sum S dS, [B, H, chunks, blocks]."""
+
+
 @triton.jit
 def load_row(p, stride_t, o_t, end):
     """One number a position of a head, in float32; zero behind the end."""
@@ -116,7 +129,8 @@ def _group_read_kernel(
 
 @triton.jit
 def _group_values_kernel(
-    q, k, v, do, scores, same, log_decay, q_in, write, own, skip, states, dstates, dv, dg, dwrite, down, dskip, table,
+    q, k, v, do, scores, same, log_decay, q_in, write, own, skip, states, dstates, dv, dg, dwrite, down, dskip, net,
+    past, table,
     T, num_t,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     do_stride_b, do_stride_t, do_stride_h, write_stride_b, write_stride_t, write_stride_h,
@@ -128,7 +142,8 @@ def _group_values_kernel(
 
     Positions of dv lie dv_stride_t apart, in all sequences.
 
-    dg, dwrite and down are [B, T, H, V / BV] and dskip [B, chunks, H, V / BV], sums over the block and its chunk.
+    dg, dwrite and down are [B, T, H, V / BV] and dskip [B, chunks, H, V / BV], sums over the block and its chunk. net
+    and past are None, or `StateParts` in blocks of BK keys.
     """
     num_v = tl.cdiv(V, BV)
     i_v, i_c = tl.program_id(0) % num_v, (tl.program_id(0) // num_v).to(tl.int64)
@@ -144,7 +159,14 @@ def _group_values_kernel(
     p_k = k + i_b * k_stride_b + i_h // GROUP * k_stride_h
     b_do = load_tile(do + i_b * do_stride_b + i_h * do_stride_h, do_stride_t, o_t, o_v, end, V).to(dtype)
     b_v = load_tile(v + i_b * v_stride_b + i_h * v_stride_h, v_stride_t, o_t, o_v, end, V).to(dtype)
-    if dg is not None:
+    if net is not None:
+        NUM_K: tl.constexpr = tl.cdiv(K, BK)
+        b_net = tl.zeros([C], tl.float32)
+        b_past = 0.0
+        for i_k in tl.static_range(NUM_K):
+            b_net += load_row(net + (i_bh * NUM_K + i_k) * T, 1, o_t, end)
+            b_past += tl.load(past + i_c * NUM_K + i_k)
+    elif dg is not None:
         p_q = q + i_b * q_stride_b + i_h // GROUP * q_stride_h
         b_in = tl.zeros([C, BV], tl.float32)
         b_through = tl.zeros([BV], tl.float32)
@@ -276,6 +298,7 @@ def gla_group_values(
     dstates: Tensor,
     dv: Tensor,
     dg_dtype: torch.dtype | None,
+    of_heads: StateParts,
     weights: Weights = NO_WEIGHTS,
 ) -> tuple[Tensor | None, Weights]:
     """dg [B, T, H], None where it has no dtype, and float32 gradients of the weights; dv is written.
@@ -283,7 +306,8 @@ def gla_group_values(
     dv: [B, T, H, V], heads side by side, and sequences one behind the other.
     """
     batch, length, heads, value_dim = v.shape
-    num_v = cdiv(value_dim, plan.width(plan.tuning.group_values.block_v, value_dim))
+    tile = plan.tuning.lone if plan.is_lone(q.shape, v.shape) else plan.tuning.group_values
+    num_v = cdiv(value_dim, plan.width(tile.block_v, value_dim))
     at_chunks = batch, plan.num_chunks(length), heads, num_v
     dwrite, down, dskip = (
         None if x is None else v.new_empty(at_chunks if x.dim() == 1 else (*v.shape[:3], num_v), dtype=torch.float32)
@@ -292,11 +316,10 @@ def gla_group_values(
     dg = None if dg_dtype is None else v.new_empty((*v.shape[:3], num_v), dtype=torch.float32)
     strides = PositionStrides.of(q, k, v, do, weights.write, weights.own)
     launch(
-        _group_values_kernel,
-        _group_reads_plan(plan, plan.tuning.group_values, v.shape, k.shape, strides, dv.stride(1)), q=q, k=k, v=v,
+        _group_values_kernel, _group_reads_plan(plan, tile, v.shape, k.shape, strides, dv.stride(1)), q=q, k=k, v=v,
         do=do, scores=factors.scores, same=factors.same, log_decay=factors.log_decay, q_in=factors.q_in,
         **weights._asdict(), states=states, dstates=dstates, dv=dv, dg=dg, dwrite=dwrite, down=down, dskip=dskip,
-        table=plan.table,
+        **of_heads._asdict(), table=plan.table,
     )  # fmt: skip
     dg, dwrite, down = (None if x is None else x.squeeze(-1) if num_v == 1 else x.sum(-1) for x in (dg, dwrite, down))
     dweights = Weights(dwrite, down, None if dskip is None else dskip.sum((0, 1, 3)))

@@ -20,8 +20,8 @@ from subquad.kernels.gated_linear_attention.triton.decays import (
     head_prefix_suffix,
     load_head_decays,
 )
-from subquad.kernels.gated_linear_attention.triton.group_reads import NO_WEIGHTS, Weights, load_row
-from subquad.kernels.gated_linear_attention.triton.plan import HEAD, Plan, PositionStrides, group_size, planned
+from subquad.kernels.gated_linear_attention.triton.group_reads import NO_WEIGHTS, StateParts, Weights, load_row
+from subquad.kernels.gated_linear_attention.triton.plan import HEAD, Plan, PositionStrides, Tile, group_size, planned
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.gated_linear_attention.triton.tiles import (
     as_operand,
@@ -118,7 +118,7 @@ def gla_group_scores(plan: Plan, q: Tensor, k: Tensor, g: Tensor, write: Tensor 
 
 @triton.jit
 def _group_grads_kernel(
-    q, k, v, log_decay, q_in, k_out, write, own, do, states, dstates, dq, dk, table,
+    q, k, v, log_decay, q_in, k_out, write, own, do, states, dstates, dq, dk, net, past, table,
     T, num_t, num_steps, scale,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     do_stride_b, do_stride_t, do_stride_h, write_stride_b, write_stride_t, write_stride_h,
@@ -133,7 +133,8 @@ def _group_grads_kernel(
     the products of their sum with both. One loop goes over heads and blocks of values, so that all of its loads run
     ahead. The letters are those of `group_reads`.
 
-    dq and dk are [B, T, SLICES G, K], with positions d_stride_t apart in all sequences.
+    dq and dk are [B, T, SLICES G, K], with positions d_stride_t apart in all sequences. net and past are None, or for
+    lone heads get `StateParts`.
     """
     HEADS: tl.constexpr = GROUP // SLICES
     NUM_V: tl.constexpr = tl.cdiv(V, BV)
@@ -151,6 +152,7 @@ def _group_grads_kernel(
     b_sum = tl.zeros([C, C], tl.float32)
     b_dq = tl.zeros([C, BK], tl.float32)
     b_dk = tl.zeros([C, BK], tl.float32)
+    b_past = 0.0
     for i in range(num_steps):
         i_h, o_v = i_s * HEADS + i // NUM_V, i % NUM_V * BV + tl.arange(0, BV)
         o_state = ((i_b * H + i_h) * num_t + i_t) * K * V
@@ -159,6 +161,8 @@ def _group_grads_kernel(
         b_v = load_tile(v + i_b * v_stride_b + i_h * v_stride_h, v_stride_t, o_t, o_v, end, V).to(dtype)
         b_state = load_state(states + o_state, o_k, o_v, K, V)
         b_dstate = load_state(dstates + o_state, o_k, o_v, K, V)
+        if past is not None:
+            b_past += tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32))
         b_pairs = tl.dot(b_do, tl.trans(b_v), input_precision=PRECISION)
         b_into, b_out_of = load_row(q_in + o_head, 1, o_t, end), load_row(k_out + o_head, 1, o_t, end)
         b_do = as_operand(b_do.to(tl.float32) * b_into[:, None], dtype, PRECISION)
@@ -177,8 +181,12 @@ def _group_grads_kernel(
         b_sum += b_pairs
     b_all = as_operand(tl.where(m_not_after, b_sum * scale, 0.0), dtype, PRECISION)
     b_k = load_tile(k + i_b * k_stride_b + i_s // SLICES * k_stride_h, k_stride_t, o_t, o_k, end, K).to(dtype)
-    b_dq += tl.dot(b_all, b_k, input_precision=PRECISION)
     b_q = load_tile(q + i_b * q_stride_b + i_s // SLICES * q_stride_h, q_stride_t, o_t, o_k, end, K).to(dtype)
+    if net is not None:
+        o_part = (i_bs * num_k + i_k) * T + o_t
+        tl.store(net + o_part, tl.sum(b_q.to(tl.float32) * b_dq, 1), mask=o_t < end)
+        tl.store(past + i_c * num_k + i_k, b_past)
+    b_dq += tl.dot(b_all, b_k, input_precision=PRECISION)
     b_dk += tl.dot(tl.trans(b_all), b_q, input_precision=PRECISION)
     o_d = i_b * T * d_stride_t + i_s * K
     store_tile(dq + o_d, d_stride_t, o_t, o_k, end, K, b_dq)
@@ -197,6 +205,7 @@ def num_slices(plan: Plan, group: int, num_programs: int) -> int:
 @planned
 def _group_grads_plan(
     plan: Plan,
+    tile: Tile,
     slices: int,
     shape: tuple[int, ...],
     key_shape: tuple[int, ...],
@@ -204,7 +213,7 @@ def _group_grads_plan(
     d_stride_t: int,
 ) -> LaunchPlan:
     (batch, length, heads, value_dim), (*_, groups, key_dim) = shape, key_shape
-    tile, num_chunks = plan.tuning.groups, plan.num_chunks(length)
+    num_chunks = plan.num_chunks(length)
     block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
     return LaunchPlan(
         batch * groups * slices * num_chunks * cdiv(key_dim, block_k),
@@ -232,24 +241,33 @@ def gla_group_grads(
     dstates: Tensor,
     dq: Tensor,
     dk: Tensor,
+    of_states: bool,
     weights: Weights = NO_WEIGHTS,
-) -> None:
+) -> StateParts:
     """Writes the gradients of q and k [B, T, G, K], whose heads are side by side, and sequences one behind the other.
 
-    Their positions are the same distance apart.
+    Their positions are the same distance apart. of_states: whether `StateParts` are wanted, which lone heads have.
     """
     (batch, length, heads, _), (*_, groups, key_dim) = v.shape, q.shape
-    num_k = cdiv(key_dim, plan.width(plan.tuning.groups.block_k, key_dim))
+    lone = plan.is_lone(q.shape, v.shape)
+    tile = plan.tuning.lone if lone else plan.tuning.groups
+    num_k = cdiv(key_dim, plan.width(tile.block_k, key_dim))
     slices = num_slices(plan, heads // groups, batch * groups * plan.num_chunks(length) * num_k)
     # sums over some heads stay float32 until they are added
     parts = dq, dk
     if slices > 1:
         dq, dk = (q.new_empty((batch, length, groups * slices, key_dim), dtype=torch.float32) for _ in "qk")
+    of_heads = StateParts()
+    if of_states and lone:
+        at_chunks = batch, heads, plan.num_chunks(length), num_k
+        net, past = (q.new_empty(x, dtype=torch.float32) for x in ((batch, heads, num_k, length), at_chunks))
+        of_heads = StateParts(net, past)
     strides = PositionStrides.of(q, k, v, do, weights.write, weights.own)
     launch(
-        _group_grads_kernel, _group_grads_plan(plan, slices, v.shape, q.shape, strides, dq.stride(1)), q=q, k=k, v=v,
-        log_decay=factors.log_decay, q_in=factors.q_in, k_out=factors.k_out, write=weights.write, own=weights.own,
-        do=do, states=states, dstates=dstates, dq=dq, dk=dk, table=plan.table,
+        _group_grads_kernel, _group_grads_plan(plan, tile, slices, v.shape, q.shape, strides, dq.stride(1)), q=q, k=k,
+        v=v, log_decay=factors.log_decay, q_in=factors.q_in, k_out=factors.k_out, write=weights.write,
+        own=weights.own, do=do, states=states, dstates=dstates, dq=dq, dk=dk, **of_heads._asdict(), table=plan.table,
     )  # fmt: skip
     for whole, x in zip(parts, (dq, dk), strict=True) if slices > 1 else ():
         whole.copy_(x.unflatten(2, (groups, slices)).sum(3))
+    return of_heads

@@ -154,8 +154,8 @@ def group_backward(
     tensors: dict[str, Any] = {"q": q, "k": k, "v": v, "do": do, "states": states, "dstates": dstates}
     tensors |= {"factors": factors, "weights": weights}
     dq, dk, dv = _like_in_one(q, k, v, dtypes)
-    dg, dweights = gla_group_values(plan, **tensors, dv=dv, dg_dtype=dtypes.g)
-    gla_group_grads(plan, **tensors, dq=dq, dk=dk)
+    of_heads = gla_group_grads(plan, **tensors, dq=dq, dk=dk, of_states=dtypes.g is not None)
+    dg, dweights = gla_group_values(plan, **tensors, dv=dv, dg_dtype=dtypes.g, of_heads=of_heads)
     return dq, dk, dv, dg, dweights
 
 

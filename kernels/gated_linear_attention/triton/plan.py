@@ -76,6 +76,8 @@ class Tuning:
     """The tile of the kernels for heads that share queries and keys."""
     group_values: Tile = field(default=Tile(64, 64, CompileOptions(4, 1)))
     """The tile of `_group_values_kernel`, two programs of which fit on a multiprocessor."""
+    lone: Tile = field(default=Tile(64, 64, CompileOptions(4, 2, 168)))
+    """The tile of both kernels of gradients for lone heads (`Plan.is_lone`); three programs fit on a multiprocessor."""
     walk: Mapping[int, Tile] = field(
         default_factory=lambda: {
             64: Tile(64, 64, CompileOptions(4, 3)),
@@ -118,6 +120,7 @@ def _float32_tuning() -> Tuning:
         grads=dict.fromkeys(kinds, pairs),
         groups=pairs,
         group_values=pairs,
+        lone=pairs,
     )
 
 
@@ -154,6 +157,10 @@ class Plan(NamedTuple):
     def width(self, block: int, size: int) -> int:
         """Width of a tile over `size` channels: at most `block`, and no wider than needed."""
         return max(self.tuning.min_width, min(block, power_of_2(size)))
+
+    def is_lone(self, key_shape: tuple[int, ...], value_shape: tuple[int, ...]) -> bool:
+        """Whether heads of q [B, T, G, K] and v [B, T, H, V] share no keys, and the values of each are one block."""
+        return key_shape[2] == value_shape[2] and value_shape[3] <= self.tuning.lone.block_v
 
     def constants(self, tile: Tile, heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:
         """Sizes of heads, chunks and tiles and the options of a launch, as kernels over keys and values name them."""

@@ -120,6 +120,16 @@ def test_a_walk_loads_ahead_only_what_shared_memory_holds(keys, options, stages)
     assert impl.walk_tile(impl.PLANNER(1.0, x, x, x), keys, 64, **options).options.num_stages == stages
 
 
+@pytest.mark.parametrize(
+    ("heads", "by_rows", "values"), [(33, 0, 128), (34, 0, 64), (66, 0, 64), (67, 0, 128), (64, 1, 128)]
+)
+def test_a_walk_takes_half_of_the_values_where_that_occupies_the_multiprocessors(heads, by_rows, values):
+    impl = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
+    x = torch.zeros(1, 64, 1, 128, dtype=torch.bfloat16)
+    plan = impl.PLANNER(1.0, x, x, x)
+    assert impl.walk_tile(plan, 128, 128, by_rows=bool(by_rows), num_heads=heads).block_v == values
+
+
 def test_masks_are_left_out_only_where_nothing_is_outside():
     impl = pytest.importorskip("subquad.kernels.delta_rule.triton.plan")
     x = torch.zeros(1, 48, 1, 32, device=DEVICE, dtype=torch.bfloat16)
@@ -143,16 +153,16 @@ def test_masks_are_kept_where_the_positions_of_a_chunk_lie_2_to_the_31_elements_
 
 
 def test_the_two_kernels_of_the_gradients_take_the_same_arguments():
-    """One launch serves both; only the constexprs of the tree are those of `_grads_kernel` alone."""
+    """One launch serves both; only what the tree needs, or only the other chunks, are arguments of one alone."""
     pytest.importorskip("triton")
     from subquad.kernels.delta_rule.triton.grads import _grads_kernel
-    from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
+    from subquad.kernels.delta_rule.triton.mild_grads import _mild_grads_kernel
 
-    both, plain = (inspect.signature(kernel.fn).parameters for kernel in (_grads_kernel, _plain_grads_kernel))
-    choices = {"LEVELS", "STEEP"}
-    assert set(both) - set(plain) == choices
-    shared = [(name, parameter.annotation) for name, parameter in both.items() if name not in choices]
-    assert shared == [(name, parameter.annotation) for name, parameter in plain.items()]
+    tree, mild = (inspect.signature(kernel.fn).parameters for kernel in (_grads_kernel, _mild_grads_kernel))
+    assert set(tree) - set(mild) == {"diagonals", "end_v", "LEVELS"}
+    assert set(mild) - set(tree) == {"PARTS", "WHOLE"}
+    shared = [(name, parameter.annotation) for name, parameter in tree.items() if name in mild]
+    assert shared == [(name, parameter.annotation) for name, parameter in mild.items() if name in tree]
 
 
 @pytest.mark.parametrize(("chunk", "decay"), [(16, "none"), (32, "none"), (32, "key")])
@@ -433,7 +443,7 @@ def test_log_decays_in_bfloat16_never_reach_the_gradients_of_plain_keys(monkeypa
     o, _ = run_triton(**inputs | {"plain": leaves["k"].detach()})
     (dg,) = torch.autograd.grad(o.sum(), [leaves["log_decay"]])
     assert dg.dtype == torch.bfloat16
-    assert read == dict.fromkeys(("_factors_kernel", "_grads_kernel", "_plain_grads_kernel"), torch.float32)
+    assert read == dict.fromkeys(("_factors_kernel", "_grads_kernel", "_mild_grads_kernel"), torch.float32)
 
 
 @pytest.mark.parametrize("decay", quick(DECAYS, "plain"))

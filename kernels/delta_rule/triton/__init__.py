@@ -10,8 +10,8 @@ A chunk is C positions. With P_i, R_j and D_ij the sums of log-decays of gated l
     walk.py     _walk_kernel    delta = (I + L)^-1 (v - k_in M);  o = q_in M + A delta;  M <- exp(P_C) M + k_out^T delta
     back.py     _back_kernel    dv = (I + L)^-T (A^T do + k_out dM);  dM <- exp(P_C) dM + q_in^T do - k_in^T dv
     row_grads.py _row_grads_kernel  gradients of q, k, b and the log-decays from do, dv, delta, M and dM, chunk by chunk
-    grads.py    _grads_kernel   the same for a decay of a channel
-    plain_grads.py _plain_grads_kernel  the same with `plain`, of chunks that are factored about their middle
+    mild_grads.py _mild_grads_kernel  the same for a decay of a channel, of chunks that are factored about their middle
+    grads.py    _grads_kernel   the same of those that are factored by a tree
     pairs.py    _pairs_kernel   for a decay of a channel, the part of the gradients that all blocks of keys share
     segments.py _starts_kernel  the states from which segments of a long sequence start
     step.py     _step_kernel    one position, for decoding

@@ -182,7 +182,7 @@ def delta_rule_triton(
         # the kernels read keys that hold the decays of channels, which are those of a head
         q, k = each_head(q, v.shape[2]), each_head(k, v.shape[2])
     if plain is not None and log_decay is not None and log_decay.dtype == torch.bfloat16:
-        # ptxas 12.8, which Triton 3.6 brings, makes wrong code of `_plain_grads_kernel` for log-decays in bfloat16
+        # ptxas 12.8, which Triton 3.6 brings, makes wrong code of the gradients for log-decays in bfloat16
         log_decay = log_decay.float()
     inputs = q, k, v, beta, log_decay, write, plain, initial_state
     keep = needs_gradient(*inputs)

@@ -237,7 +237,11 @@ def _factors_kernel(
                 p_write = write + i_b * write_stride_b + i_h * write_stride_h
                 b_w = load_rows(p_write, write_stride_t, start, o_c, o_k, end, K, WHOLE)
             b_w = b_w.to(tl.float32) * b_beta[:, None]
-            b_g = at_least_lowest(load_rows(g, g_stride_t, start, o_c, o_k, end, K, WHOLE))
+            b_g = load_rows(g, g_stride_t, start, o_c, o_k, end, K, WHOLE)
+            if plain is not None and not STEEP:
+                # before anything is stored, so that one wait serves all loads
+                b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE)
+            b_g = at_least_lowest(b_g)
             b_first, b_second = half_totals(b_g, o_c, C)
             o_dense = o_head * K
             if not STEEP:
@@ -251,7 +255,7 @@ def _factors_kernel(
                 b_out = as_operand(b_w * exponential(b_second, PRECISION)[None, :], dtype, PRECISION)
                 store_rows(k_out + o_dense, H * K, start, o_c, o_k, end, K, b_out, WHOLE)
                 if plain is not None:
-                    b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE).to(tl.float32)
+                    b_e = b_e.to(tl.float32)
                     b_e *= exponential(-b_exponent, PRECISION)
                     b_plain = tl.trans(as_operand(b_e, dtype, PRECISION))
                     b_out = as_operand(b_e * exponential(b_second, PRECISION)[None, :], dtype, PRECISION)
@@ -372,6 +376,7 @@ def _factors_plan(
     batch, length, heads, key_dim = shape
     tile, num_chunks = plan.tuning.scores[kind], plan.num_chunks(length)
     block_k = plan.width(tile.block_k, key_dim)
+    without_masks = kind != CHANNEL or (plain is not None and not steep)
     return LaunchPlan(
         batch * heads * num_chunks,
         T=length,
@@ -388,7 +393,7 @@ def _factors_plan(
         DECAY=kind,
         LIMIT=plan.mild,
         PRECISION=plan.precision,
-        WHOLE=kind != CHANNEL and is_whole(plan, length, (key_dim, block_k), strides=(q, k)),
+        WHOLE=without_masks and is_whole(plan, length, (key_dim, block_k), strides=(q, k, g, write, plain)),
         STEEP=steep,
         **tile.options.keywords(),
     )

@@ -1,4 +1,7 @@
-"""`_grads_kernel`: gradients of q, k, beta, the log-decays and what else is given, with a decay of a key channel."""
+"""Gradients of q, k, beta, the log-decays and what else is given, with a decay of a key channel.
+
+`_grads_kernel` has the chunks that are factored by a tree, `_mild_grads_kernel` the others.
+"""
 
 # mypy: disable-error-code="assignment, misc"
 
@@ -11,19 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels.delta_rule.triton.mild_grads import _mild_grads_kernel
 from subquad.kernels.delta_rule.triton.pairs import chunk_pairs
-from subquad.kernels.delta_rule.triton.plain_grads import _plain_grads_kernel
-from subquad.kernels.delta_rule.triton.plan import Plan
+from subquad.kernels.delta_rule.triton.plan import Plan, is_whole
 from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
+from subquad.kernels.device import interpreted, is_hopper
 from subquad.kernels.gated_linear_attention.triton.decays import (
     at_least_lowest,
     exponential,
-    from_middle,
     half_totals,
     masked_sums,
     tree_level,
 )
-from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, PositionStrides, planned
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, PositionStrides, Tile, planned
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, chunk_span
 from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
@@ -38,12 +41,13 @@ def _grads_kernel(
     plain_stride_b, plain_stride_t, plain_stride_h, v_stride_b, v_stride_t, v_stride_h,
     do_stride_b, do_stride_t, do_stride_h,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, LEVELS: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, PRECISION: tl.constexpr, STEEP: tl.constexpr,
+    BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk, dg [C, BK] of one chunk; dbeta is a sum over channels, [B, T, H, K / BK].
+    """dq, dk, dg [C, BK] of one chunk that is factored by a tree; dbeta is a sum over channels, [B, T, H, K / BK].
 
-    `_plain_grads_kernel` is launched in its place with the same arguments, so the parameters of both must agree, in
-    their names and their order, up to the constexprs LEVELS and STEEP, which only this kernel has.
+    `_mild_grads_kernel` is launched for the other chunks with the same arguments, so the parameters of both must agree,
+    in their names and their order, up to those that only one of them has: the diagonals, which are part of dA there,
+    and how each is compiled. `steep` names the chunks of each; `_factors_kernel` gives the reason.
 
     A position reads what is held for q (with the gradient do) and before it writes what is held for k (with the
     gradient -dv). It writes delta under the key w = beta k. With S the state before the chunk and dS the gradient of
@@ -62,16 +66,12 @@ def _grads_kernel(
     dA, dL and the diagonal of dA are read from `ChunkPairs`.
     As in gated linear attention, dg_l is the sum of what passes position l, in which what does not pass it cancels, as
     both sides consist of the same rounded factors; the diagonal of A passes nothing and is left out.
-
-    One launch (STEEP false) takes the chunks that were factored about their middle, and
-    another (STEEP true) those that were factored by a tree, which `steep` names; `_factors_kernel` gives the reason.
-    Where `plain` is given, the first launch is that of `_plain_grads_kernel`.
     """
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)
     i_t, i_bh = i_c % num_t, i_c // num_t
     i_b, i_h = i_bh // H, i_bh % H
-    if (tl.load(steep + i_c) != 0) != STEEP:
+    if tl.load(steep + i_c) == 0:
         return
     dtype = states.dtype.element_ty
     o_c, o_k = tl.arange(0, C), i_k * BK + tl.arange(0, BK)
@@ -140,75 +140,49 @@ def _grads_kernel(
     b_net = tl.zeros([C, BK], tl.float32)
     if dg is not None:
         b_dg += (b_through * exponential(b_first + b_second, PRECISION))[None, :]
-    if not STEEP:
-        b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
-        b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)
-        b_start = exponential(b_first, PRECISION)[None, :]
-        b_dq *= b_start
-        b_dr *= b_start
-        b_dw *= exponential(b_second, PRECISION)[None, :]
-        b_written = as_operand(b_w * b_inverse, dtype, PRECISION)
+    b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+    b_dq *= b_prefix
+    b_dr *= b_prefix
+    b_suffix = exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+    b_dw *= b_suffix
+    b_leaving = b_w * b_dw
+    if plain is not None:
+        b_de *= b_suffix
+        b_leaving += b_e * b_de
+    # only what enters the chunk from before and what leaves it: pairs within the chunk are added below
+    if dg is not None:
+        b_net += b_q * b_dq + b_k * b_dr
+        b_dg += masked_sums(m_past, b_leaving, False, PRECISION)
+    for level in range(LEVELS):
+        b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
+        b_written = as_operand(b_w * b_factor, dtype, PRECISION)
+        b_pairs = tl.where(m_pair, b_da, 0.0).to(dtype)
         b_read = as_operand(b_q * b_factor, dtype, PRECISION)
-        b_inside = tl.dot(b_da, b_written, input_precision=PRECISION)
-        b_dw_inside = tl.dot(tl.trans(b_da), b_read, input_precision=PRECISION)
-        if dg is not None:
-            b_net += b_read.to(tl.float32) * b_inside + b_q * b_factor * b_dq
-        b_dq = (b_dq + b_inside) * b_factor
-        b_read = as_operand(b_k * b_factor, dtype, PRECISION)
-        b_inside = tl.dot(b_dl, b_written, input_precision=PRECISION)
-        b_dw_inside = tl.dot(tl.trans(b_dl), b_read, b_dw_inside, input_precision=PRECISION)
-        if dg is not None:
-            b_net += b_read.to(tl.float32) * b_inside + b_k * b_factor * b_dr
-            # the part that leaves the chunk from j < l is all that leaves it minus that from j >= l
-            b_leaving = b_w * b_inverse * b_dw
-            b_dg += tl.sum(b_leaving, 0)[None, :]
-            b_net -= b_written.to(tl.float32) * b_dw_inside + b_leaving
-        b_dr = (b_dr + b_inside) * b_factor
-        b_dw = (b_dw + b_dw_inside) * b_inverse
-    else:
-        b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
-        b_dq *= b_prefix
-        b_dr *= b_prefix
-        b_suffix = exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
-        b_dw *= b_suffix
-        b_leaving = b_w * b_dw
+        b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
+        b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
         if plain is not None:
-            b_de *= b_suffix
-            b_leaving += b_e * b_de
-        # only what enters the chunk from before and what leaves it: pairs within the chunk are added below
+            b_plain = as_operand(b_e * b_factor, dtype, PRECISION)
+            b_pairs = tl.where(m_pair, b_da_plain, 0.0).to(dtype)
+            b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
+            b_de_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
+        b_dq += b_inside * b_factor
         if dg is not None:
-            b_net += b_q * b_dq + b_k * b_dr
-            b_dg += masked_sums(m_past, b_leaving, False, PRECISION)
-        for level in range(LEVELS):
-            b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
-            b_written = as_operand(b_w * b_factor, dtype, PRECISION)
-            b_pairs = tl.where(m_pair, b_da, 0.0).to(dtype)
-            b_read = as_operand(b_q * b_factor, dtype, PRECISION)
-            b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
-            b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
+            b_net += b_read.to(tl.float32) * b_inside
+        b_pairs = tl.where(m_pair, b_dl, 0.0).to(dtype)
+        b_read = as_operand(b_k * b_factor, dtype, PRECISION)
+        b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
+        b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, b_dw_inside, input_precision=PRECISION)
+        if plain is not None:
+            b_pairs = tl.where(m_pair, b_dl_plain, 0.0).to(dtype)
+            b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
+            b_de_inside = tl.dot(tl.trans(b_pairs), b_read, b_de_inside, input_precision=PRECISION)
+            b_de += b_de_inside * b_factor
+        b_dr += b_inside * b_factor
+        b_dw += b_dw_inside * b_factor
+        if dg is not None:
+            b_net += b_read.to(tl.float32) * b_inside - b_written.to(tl.float32) * b_dw_inside
             if plain is not None:
-                b_plain = as_operand(b_e * b_factor, dtype, PRECISION)
-                b_pairs = tl.where(m_pair, b_da_plain, 0.0).to(dtype)
-                b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
-                b_de_inside = tl.dot(tl.trans(b_pairs), b_read, input_precision=PRECISION)
-            b_dq += b_inside * b_factor
-            if dg is not None:
-                b_net += b_read.to(tl.float32) * b_inside
-            b_pairs = tl.where(m_pair, b_dl, 0.0).to(dtype)
-            b_read = as_operand(b_k * b_factor, dtype, PRECISION)
-            b_inside = tl.dot(b_pairs, b_written, input_precision=PRECISION)
-            b_dw_inside = tl.dot(tl.trans(b_pairs), b_read, b_dw_inside, input_precision=PRECISION)
-            if plain is not None:
-                b_pairs = tl.where(m_pair, b_dl_plain, 0.0).to(dtype)
-                b_inside = tl.dot(b_pairs, b_plain, b_inside, input_precision=PRECISION)
-                b_de_inside = tl.dot(tl.trans(b_pairs), b_read, b_de_inside, input_precision=PRECISION)
-                b_de += b_de_inside * b_factor
-            b_dr += b_inside * b_factor
-            b_dw += b_dw_inside * b_factor
-            if dg is not None:
-                b_net += b_read.to(tl.float32) * b_inside - b_written.to(tl.float32) * b_dw_inside
-                if plain is not None:
-                    b_net -= b_plain.to(tl.float32) * b_de_inside
+                b_net -= b_plain.to(tl.float32) * b_de_inside
     if dg is not None:
         b_dg += masked_sums(o_c[None, :] >= o_c[:, None], b_net, False, PRECISION)
         store_rows(dg + o_head * K, H * K, start, o_c, o_k, end, K, b_dg, False)
@@ -229,28 +203,47 @@ def _grads_kernel(
     tl.store(dbeta + (o_head + o_rows * H) * num_k + i_k, b_dbeta, mask=m_t)
 
 
-def _block_k(plan: Plan, key_dim: int) -> int:
-    block_k = plan.tuning.grads[CHANNEL].block_k
-    # 32 keys may be narrower than the minimum (see the loop of the kernel)
-    return min(block_k, plan.width(block_k, key_dim))
+def _steep_tile(plan: Plan, key_dim: int) -> Tile:
+    """The tile of `_grads_kernel`. 32 keys may be narrower than the minimum (see the loop of the kernel)."""
+    tile = plan.tuning.grads[CHANNEL]
+    return tile._replace(block_k=min(32, plan.width(tile.block_k, key_dim)), block_v=min(64, tile.block_v))
 
 
 @planned
 def _grads_plan(
-    plan: Plan, shape: tuple[int, ...], value_dim: int, strides: PositionStrides, steep: bool | None
+    plan: Plan,
+    shape: tuple[int, ...],
+    value_dim: int,
+    strides: PositionStrides,
+    plain: bool,
+    steep: bool,
+    wide: bool,
 ) -> LaunchPlan:
-    """The plan of the chunks that are factored by a tree (`steep`) or of the others; None: `_plain_grads_kernel`."""
+    """The plan of `_grads_kernel` (`steep`) or of `_mild_grads_kernel`.
+
+    plain: there are keys of `plain`.
+    wide:  matrix units take operands from shared memory. Elsewhere 64 keys would spill thousands of registers; here,
+           with 32 keys, ptxas 12.8 makes wrong code of `_mild_grads_kernel` (LOG.md).
+    """
     batch, length, heads, key_dim = shape
-    tile, num_chunks = plan.tuning.grads[CHANNEL], plan.num_chunks(length)
-    block_k, block_v = _block_k(plan, key_dim), plan.width(tile.block_v, value_dim)
-    choices: dict[str, Any] = {}
-    if steep is not None:
-        choices = {"LEVELS": plan.chunk.bit_length() - 1, "STEEP": steep}
+    tile, narrow = plan.tuning.grads[CHANNEL], _steep_tile(plan, key_dim)
+    choices: dict[str, Any]
+    if steep:
+        tile = narrow
+        block_k, choices = tile.block_k, {"LEVELS": plan.chunk.bit_length() - 1}
+    else:
+        if plain:
+            # shared memory holds twice as many operands for each channel of values
+            tile = tile._replace(block_v=min(64, tile.block_v))
+        block_k = plan.width(tile.block_k, key_dim) if wide else narrow.block_k
+        sizes = (key_dim, block_k), (value_dim, plan.width(tile.block_v, value_dim))
+        choices = {"PARTS": block_k // narrow.block_k, "WHOLE": is_whole(plan, length, *sizes, strides=strides)}
+    num_chunks, block_v = plan.num_chunks(length), plan.width(tile.block_v, value_dim)
     return LaunchPlan(
         batch * heads * num_chunks * cdiv(key_dim, block_k),
         T=length,
         num_t=num_chunks,
-        end_v=cdiv(value_dim, block_v) * block_v,
+        **({"end_v": cdiv(value_dim, block_v) * block_v} if steep else {}),
         scale=plan.scale,
         **strides.arguments("q k beta g write plain v do"),
         **choices,
@@ -284,17 +277,19 @@ def delta_grads(
     steep: as in `ChunkFactors`.
     """
     (batch, length, heads, value_dim), key_dim = do.shape, k.shape[-1]
-    num_k = cdiv(key_dim, _block_k(plan, key_dim))
+    num_k = cdiv(key_dim, _steep_tile(plan, key_dim).block_k)
     dq, dk = q.new_empty(k.shape), k.new_empty(k.shape)
     dg, dwrite, dplain = (None if x is None else x.new_empty(k.shape) for x in (g if needs_dg else None, write, plain))
     dbeta = k.new_empty((batch, length, heads, num_k), dtype=torch.float32)
+    shape = batch, length, heads, key_dim
     pairs = chunk_pairs(plan, delta=delta, do=do, dv=dv, v=v)._asdict()
     strides = PositionStrides.of(q, k, beta, g, write, plain, v, do)
-    for for_steep in (False if plain is None else None, True):
+    wide = interpreted() or is_hopper()
+    for kernel, for_steep in (_mild_grads_kernel, False), (_grads_kernel, True):
+        own = pairs if for_steep else {name: x for name, x in pairs.items() if name != "diagonals"}
         launch(
-            _plain_grads_kernel if for_steep is None else _grads_kernel,
-            _grads_plan(plan, (batch, length, heads, key_dim), value_dim, strides, for_steep), q=q, k=k, beta=beta, g=g,
-            write=write, plain=plain, v=v, delta=delta, do=do, dv=dv, states=states, dstates=dstates, **pairs, dq=dq,
-            dk=dk, dbeta=dbeta, dg=dg, dwrite=dwrite, dplain=dplain, steep=steep, table=plan.table,
+            kernel, _grads_plan(plan, shape, value_dim, strides, plain is not None, for_steep, wide), q=q, k=k,
+            beta=beta, g=g, write=write, plain=plain, v=v, delta=delta, do=do, dv=dv, states=states, dstates=dstates,
+            **own, dq=dq, dk=dk, dbeta=dbeta, dg=dg, dwrite=dwrite, dplain=dplain, steep=steep, table=plan.table,
         )  # fmt: skip
     return dq, dk, dbeta, dg, dwrite, dplain

@@ -1,6 +1,6 @@
 """`_pairs_kernel`: with a decay of a channel, the gradients of the scores of every chunk.
 
-All blocks of keys of `_grads_kernel` and `_plain_grads_kernel` read them. Computing them there, once for each block,
+All blocks of keys of `_mild_grads_kernel` and `_grads_kernel` read them. Computing them there, once for each block,
 would repeat the products and take the registers of both.
 """
 
@@ -23,8 +23,8 @@ from subquad.kernels.launch import LaunchPlan, cdiv, launch
 
 
 class ChunkPairs(NamedTuple):
-    """Outputs of `_pairs_kernel`, of all pairs of positions i > j of a chunk and zero elsewhere, as operands of matrix
-    products."""
+    """Outputs of `_pairs_kernel`, of all pairs of positions i > j of a chunk (in dA also i = j) and zero elsewhere, as
+    operands of matrix products."""
 
     da: Tensor
     """dA, the gradient of the scores of queries with written keys before they are scaled, [B, T, H, C]: row i belongs
@@ -76,9 +76,10 @@ def _pairs_kernel(
     o_t = start + o_c
     p_diagonals = diagonals + o_head + o_t.to(tl.int64) * H
     m_past, m_same = o_c[:, None] > o_c[None, :], o_c[:, None] == o_c[None, :]
+    m_upto = o_c[:, None] >= o_c[None, :]
     b_da *= scale
     tl.store(p_diagonals, tl.sum(tl.where(m_same, b_da, 0.0), 1), mask=o_t < end)
-    b_da = as_operand(tl.where(m_past, b_da, 0.0), dtype, PRECISION)
+    b_da = as_operand(tl.where(m_upto, b_da, 0.0), dtype, PRECISION)
     b_dl = as_operand(tl.where(m_past, -b_dl, 0.0), dtype, PRECISION)
     store_rows(da + o_head * C, H * C, start, o_c, o_c, end, C, b_da, False)
     store_rows(dl + o_head * C, H * C, start, o_c, o_c, end, C, b_dl, False)
@@ -86,7 +87,7 @@ def _pairs_kernel(
         b_da_plain *= scale
         p_diagonals += (tl.num_programs(0) // num_t).to(tl.int64) * T
         tl.store(p_diagonals, tl.sum(tl.where(m_same, b_da_plain, 0.0), 1), mask=o_t < end)
-        b_da_plain = as_operand(tl.where(m_past, b_da_plain, 0.0), dtype, PRECISION)
+        b_da_plain = as_operand(tl.where(m_upto, b_da_plain, 0.0), dtype, PRECISION)
         b_dl_plain = as_operand(tl.where(m_past, -b_dl_plain, 0.0), dtype, PRECISION)
         store_rows(da_plain + o_head * C, H * C, start, o_c, o_c, end, C, b_da_plain, False)
         store_rows(dl_plain + o_head * C, H * C, start, o_c, o_c, end, C, b_dl_plain, False)
@@ -96,7 +97,7 @@ def _pairs_kernel(
 def _pairs_plan(plan: Plan, shape: tuple[int, ...], strides: PositionStrides) -> LaunchPlan:
     batch, length, heads, value_dim = shape
     tile, num_chunks = plan.tuning.grads[CHANNEL], plan.num_chunks(length)
-    block_v = plan.width(tile.block_v, value_dim)
+    block_v = plan.width(min(64, tile.block_v), value_dim)
     return LaunchPlan(
         batch * heads * num_chunks,
         T=length,

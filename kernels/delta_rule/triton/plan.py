@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subquad.kernels.device import speaks_ptx
 from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, Plan, Planner, Strides, Tile, Tuning
-from subquad.kernels.launch import INT32_END, CompileOptions, power_of_2
+from subquad.kernels.launch import INT32_END, CompileOptions, cdiv, power_of_2
 
 __all__ = ["PLANNER", "SHORT_CHUNKS", "ChunkFactors", "Plan", "Planner", "Tuning", "default_tuning"]
 
@@ -20,8 +20,9 @@ ALL_KINDS = (NONE, HEAD, CHANNEL)
 def default_tuning() -> dict[str, object]:
     """Fields of `Tuning` that differ from those of gated linear attention, measured on an H200 at K 128, V 128.
 
-    `scores` are the tiles of `_factors_kernel`, `walk` those of both walks, `grads` those of `_row_grads_kernel`,
-    `_grads_kernel`, `_plain_grads_kernel` and, but for its keys, `_pairs_kernel`; `states` and `read` are not used.
+    `scores` are the tiles of `_factors_kernel`, `walk` those of both walks, `grads` those of `_row_grads_kernel` and
+    `_mild_grads_kernel` and, with at most 32 keys and 64 values, those of `_grads_kernel` and `_pairs_kernel`; `states`
+    and `read` are not used.
     `few_programs` is the number of programs of a walk that run at the same time, and `enough_programs` that of the walk
     to the ends of segments where no decay is that of a channel, on 132 multiprocessors.
     """
@@ -34,7 +35,7 @@ def default_tuning() -> dict[str, object]:
             128: Tile(128, 128, CompileOptions(8, 2)),
             256: Tile(256, 64, CompileOptions(4, 2)),
         },
-        "grads": {NONE: grads, HEAD: grads, CHANNEL: Tile(32, 64, CompileOptions(4, 2))},
+        "grads": {NONE: grads, HEAD: grads, CHANNEL: Tile(64, 128, CompileOptions(4, 2))},
         "few_programs": 132,
         "enough_programs": 396,
     }
@@ -121,7 +122,9 @@ class ChunkFactors(NamedTuple):
         return CHANNEL if self.k_out is not None else NONE if self.row_in is None else HEAD
 
 
-def walk_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool = True, plain: bool = False) -> Tile:
+def walk_tile(
+    plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool = True, plain: bool = False, num_heads: int = 0
+) -> Tile:
     """The tile of a walk: all keys in their padded number, and, in bfloat16, four warps for every 64 values.
 
     The values are the rows of its products, of which four warps take 64 at a time; more warps would repeat their work.
@@ -130,9 +133,14 @@ def walk_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool = True,
         shared memory of Hopper for up to 128 keys, and not for 256 (272 kB).
     plain: values are added under keys of their own. A walk then loads half as much again for each chunk, of which two
         stages fit for up to 64 keys (168 kB) and not for 128 (272 kB), and into the 64 kB of GPUs of AMD not at all.
+    num_heads: of all sequences, or zero. With a decay of a channel, a program has 64 values in place of 128 where that
+        occupies the multiprocessors, which two segments of the time would otherwise do in two walks (LOG.md).
     """
     tile = plan.tuning.walk[max(min(plan.tuning.walk), power_of_2(key_dim))]
     block_k, block_v = plan.width(tile.block_k, key_dim), plan.width(tile.block_v, value_dim)
+    halves, most = 2 * num_heads * cdiv(value_dim, block_v), plan.tuning.few_programs
+    if not by_rows and block_v == 128 and most < 2 * halves <= 2 * most:
+        block_v = 64
     if plan.work == torch.float32:
         return Tile(block_k, block_v, tile.options)
     too_much = block_k > 64 or not speaks_ptx() if plain else block_k > 128 and not by_rows
@@ -148,20 +156,26 @@ class EndsTile(NamedTuple):
     """Number of programs that run at the same time."""
 
 
-def ends_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain: bool = False) -> EndsTile:
+def ends_tile(
+    plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain: bool = False, num_heads: int = 0
+) -> EndsTile:
     """Three programs share a multiprocessor where no decay is that of a channel, because the walk reads neither queries
     nor scores; 168 registers are the most that this allows.
     """
-    block_k, block_v, options = tile = walk_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
+    block_k, block_v, options = tile = walk_tile(
+        plan, key_dim, value_dim, by_rows=by_rows, plain=plain, num_heads=num_heads
+    )
     if plan.work == torch.float32 or not by_rows:
         return EndsTile(tile, plan.tuning.few_programs)
     narrow = Tile(block_k, min(block_v, 64), CompileOptions(4, options.num_stages, 168))
     return EndsTile(narrow, plan.tuning.enough_programs)
 
 
-def back_tile(plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain: bool = False) -> Tile:
+def back_tile(
+    plan: Plan, key_dim: int, value_dim: int, *, by_rows: bool, plain: bool = False, num_heads: int = 0
+) -> Tile:
     """The tile of the walk back. by_rows: no decay is that of a channel, which leaves memory for a third stage."""
-    block_k, block_v, options = walk_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain)
+    block_k, block_v, options = walk_tile(plan, key_dim, value_dim, by_rows=by_rows, plain=plain, num_heads=num_heads)
     if plan.work == torch.bfloat16 and by_rows and block_k == 128:
         options = options._replace(num_stages=3)
     return Tile(block_k, block_v, options)

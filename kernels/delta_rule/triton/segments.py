@@ -242,10 +242,11 @@ def cut_time(plan: Plan, shape: tuple[int, ...], value_dim: int, kind: int) -> S
     """
     batch, length, heads, key_dim = shape
     tuning, num_chunks = plan.tuning, plan.num_chunks(length)
-    blocks = cdiv(value_dim, walk_tile(plan, key_dim, value_dim).block_v)
+    choose = {"by_rows": kind != CHANNEL, "num_heads": batch * heads}
+    blocks = cdiv(value_dim, walk_tile(plan, key_dim, value_dim, **choose).block_v)
     if plan.table is not None or key_dim > 128 or 2 * batch * heads * blocks > tuning.few_programs:
         return Segments(1, num_chunks)
-    tile, side_by_side = ends_tile(plan, key_dim, value_dim, by_rows=kind != CHANNEL)
+    tile, side_by_side = ends_tile(plan, key_dim, value_dim, **choose)
     ends, near = (cdiv(value_dim, tile.block_v), cdiv(key_dim, tile.block_v)), None
     if kind == HEAD:
         ends, near = (ends[0], 0), cdiv(FADED, plan.chunk)

@@ -21,6 +21,13 @@ from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, EndState
 from subquad.kernels.layout import dense
 from subquad.kernels.replay import Replayed
 
+MEASURED = {(64, 64, True, True), (128, 128, False, False)}
+"""Keys, values, and whether there are `write` and `plain`: shapes for which `_mild_grads_kernel` has run on Hopper."""
+
+
+NEVER_MILD = -1.0
+"""`Plan.mild` with which every chunk counts as steep."""
+
 
 class Options(NamedTuple):
     """Arguments of the operator that are not tensors."""
@@ -72,6 +79,18 @@ def forward(
     return Result(o, final, plan, (q, k, beta, g, write, plain, own, *kept))
 
 
+def _is_measured(plan: Plan, tensors: tuple[Any, ...]) -> bool:
+    """Whether `_mild_grads_kernel` has run on Hopper in the form that this call compiles.
+
+    Other forms were wrong there and right in the interpreter (LOG.md), so until they have run, all chunks of theirs
+    take `_grads_kernel`, which is slower.
+    """
+    q, _, v, _, g, write, plain, _ = tensors
+    whole = plan.work == torch.bfloat16 and plan.table is None and q.shape[1] % plan.chunk == 0
+    form = q.shape[-1], v.shape[-1], write is not None, plain is not None
+    return whole and g.dtype == torch.float32 and form in MEASURED
+
+
 @Replayed
 def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[Any, ...]:
     """o, the final state, the plan, and of `Result.saved` what the kernels write."""
@@ -80,6 +99,8 @@ def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[An
     if plan.work == torch.float32:
         # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
         plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
+    if keep and decay_kind(g) == CHANNEL and is_hopper() and not _is_measured(plan, tensors):
+        plan = plan._replace(mild=NEVER_MILD)
     final = None
     if options.return_final_state:
         shape = plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3]
@@ -181,11 +202,12 @@ def delta_rule_triton(
     if decay_kind(log_decay) == CHANNEL:
         # the kernels read keys that hold the decays of channels, which are those of a head
         q, k = each_head(q, v.shape[2]), each_head(k, v.shape[2])
-    if plain is not None and log_decay is not None and log_decay.dtype == torch.bfloat16:
-        # ptxas 12.8, which Triton 3.6 brings, makes wrong code of the gradients for log-decays in bfloat16
+    keep = needs_gradient(q, k, v, beta, log_decay, write, plain, initial_state)
+    is_cast = plain is not None or (keep and decay_kind(log_decay) == CHANNEL)
+    if is_cast and log_decay is not None and log_decay.dtype == torch.bfloat16:
+        # ptxas 12.8, which Triton 3.6 brings, made wrong code of gradients for log-decays in bfloat16
         log_decay = log_decay.float()
     inputs = q, k, v, beta, log_decay, write, plain, initial_state
-    keep = needs_gradient(*inputs)
     if planner is None:
         long = decay_kind(log_decay) == CHANNEL or (keep and (interpreted() or is_hopper()))
         planner = PLANNER if long else SHORT_CHUNKS

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -242,7 +242,7 @@ def cut_time(plan: Plan, shape: tuple[int, ...], value_dim: int, kind: int) -> S
     """
     batch, length, heads, key_dim = shape
     tuning, num_chunks = plan.tuning, plan.num_chunks(length)
-    choose = {"by_rows": kind != CHANNEL, "num_heads": batch * heads}
+    choose: dict[str, Any] = {"by_rows": kind != CHANNEL, "num_heads": batch * heads}
     blocks = cdiv(value_dim, walk_tile(plan, key_dim, value_dim, **choose).block_v)
     if plan.table is not None or key_dim > 128 or 2 * batch * heads * blocks > tuning.few_programs:
         return Segments(1, num_chunks)

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -184,7 +186,7 @@ def walk_plan(
     by_rows: no decay is that of a channel.   plain: values have keys of their own.
     """
     batch, length, heads, key_dim = shape
-    choose = {"by_rows": by_rows, "plain": plain, "num_heads": plan.num_sequences(batch) * heads}
+    choose: dict[str, Any] = {"by_rows": by_rows, "plain": plain, "num_heads": plan.num_sequences(batch) * heads}
     if back:
         tile = back_tile(plan, key_dim, value_dim, **choose)
     elif part == ENDS:

@@ -111,7 +111,7 @@ class Decoder:
                 self._replay = record(self._read_recorded, self._recorded, device, None)
 
     def _recorded(self) -> tuple[Tensor, ...]:
-        """What a recorded step writes beside the state."""
+        """A recorded step writes these tensors beside the state."""
         return self.token, self.stopped, self._lost
 
     def check(self) -> None:

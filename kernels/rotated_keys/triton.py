@@ -254,7 +254,7 @@ def _from_each_on(b_x, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr):
 
 @triton.jit
 def _load_head(before, dt, B_bias, C_bias, i_h, o_s, o_r, m_t, R: tl.constexpr, N):
-    """What the pairs of a head read besides rows: theta before the tile, steps, and biases of both halves of pairs."""
+    """The pairs of a head read these besides rows: theta before the tile, steps, and biases of both halves of pairs."""
     m_b = o_r < R
     b_before, b_dt = _load(before + i_h * R, o_r, m_b), _load(dt + i_h, o_s, m_t)
     p_b, p_c = B_bias + i_h * N, C_bias + i_h * N

@@ -62,7 +62,7 @@ NO_WEIGHTS = Weights()
 
 
 class StateParts(NamedTuple):
-    """What states add to the gradient of log-decays, in float32, as parts by blocks of keys; see `Plan.is_lone`.
+    """States add this to the gradient of log-decays, in float32, as parts by blocks of keys; see `Plan.is_lone`.
 
     The kernel of dq and dk has all that they take. `_group_values_kernel` would read queries and states for nothing
     else.

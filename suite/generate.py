@@ -129,9 +129,7 @@ class Decoder:
         lengths: [B]: tokens of each row; what stands in front of shorter ones is not read.
         """
         if prompts.shape[1] == 1:
-            self.model.restart(self.state)
-            self.stopped.zero_()
-            self._lost.zero_()
+            self._restart()
             self.token.copy_(prompts[:, 0])
             return False
         if self._prompts is not None and lengths is None and prompts.shape == self._prompts.shape:
@@ -141,15 +139,18 @@ class Decoder:
             self._read(prompts, lengths)
         return True
 
+    def _restart(self) -> None:
+        self.model.restart(self.state)
+        self.stopped.zero_()
+        self._lost.zero_()
+
     @torch.no_grad()
     def _read_recorded(self) -> None:
         assert self._prompts is not None
         self._read(self._prompts, None)
 
     def _read(self, prompts: Tensor, lengths: Tensor | None) -> None:
-        self.model.restart(self.state)
-        self.stopped.zero_()
-        self._lost.zero_()
+        self._restart()
         logits, after = self.model.prefill(prompts, lengths, state=self.state)
         copy_into(self.state, after)
         self._draw(logits)
@@ -214,12 +215,13 @@ def generate(
                 drawn = False
                 part[:, t] = decoder.token
             parts.append(part)
-            if callback is not None or stop or len(parts) * every >= max_new_tokens:
+            if callback is not None:
                 decoder.check()
-            if callback is not None and callback(part):
-                break
+                if callback(part):
+                    break
             if stop and decoder.stopped.all():
                 break
+    decoder.check()
     made = torch.cat(parts, dim=1)
     return made[:, : lengths_until(made, stop).max()] if stop else made
 

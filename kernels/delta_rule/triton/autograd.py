@@ -23,8 +23,6 @@ from subquad.kernels.replay import Replayed
 
 MEASURED = {(64, 64, True, True), (128, 128, False, False)}
 """Keys, values, and whether there are `write` and `plain`: shapes for which `_mild_grads_kernel` has run on Hopper."""
-
-
 NEVER_MILD = -1.0
 """`Plan.mild` with which every chunk counts as steep."""
 

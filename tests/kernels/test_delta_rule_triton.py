@@ -237,20 +237,6 @@ def test_a_steep_chunk_between_mild_ones_equals_the_loop():
     equals_the_loop(inputs, torch.bfloat16, chunk=16, **narrow)
 
 
-@pytest.mark.parametrize(
-    ("length", "dtype", "is_steep"), [(64, torch.float32, 0), (40, torch.float32, 1), (64, torch.bfloat16, 1)]
-)
-def test_gradients_that_have_not_run_on_hopper_take_the_tree(length, dtype, is_steep, monkeypatch):
-    """Some forms of `_mild_grads_kernel` are wrong there and right in the interpreter."""
-    autograd = pytest.importorskip("subquad.kernels.delta_rule.triton.autograd")
-    monkeypatch.setattr(autograd, "is_hopper", lambda: True)
-    q, k, v, g = (0.1 * torch.ones(1, length, 1, 128, dtype=torch.bfloat16, device=DEVICE) for _ in range(4))
-    options = autograd.Options(1.0, False, None, autograd.PLANNER)
-    inputs = q, k, v, q[..., 0], -g.to(dtype), None, None, None
-    saved = autograd.forward(*inputs, options, keep=True).saved
-    assert (autograd.ChunkFactors(*saved[-len(autograd.ChunkFactors._fields) :]).steep == is_steep).all()
-
-
 def test_the_inverse_of_four_blocks_is_that_of_the_system():
     """The keys of one chunk are so close that powers of its system grow to 1e9 before they vanish."""
     plan, factors = (pytest.importorskip(f"subquad.kernels.delta_rule.triton.{name}") for name in ("plan", "factors"))

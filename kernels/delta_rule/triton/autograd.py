@@ -21,11 +21,6 @@ from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, EndState
 from subquad.kernels.layout import dense
 from subquad.kernels.replay import Replayed
 
-MEASURED = {(64, 64, True, True), (128, 128, False, False)}
-"""Keys, values, and whether there are `write` and `plain`: shapes for which `_mild_grads_kernel` has run on Hopper."""
-NEVER_MILD = -1.0
-"""`Plan.mild` with which every chunk counts as steep."""
-
 
 class Options(NamedTuple):
     """Arguments of the operator that are not tensors."""
@@ -77,18 +72,6 @@ def forward(
     return Result(o, final, plan, (q, k, beta, g, write, plain, own, *kept))
 
 
-def _is_measured(plan: Plan, tensors: tuple[Any, ...]) -> bool:
-    """Whether `_mild_grads_kernel` has run on Hopper in the form that this call compiles.
-
-    Other forms were wrong there and right in the interpreter (LOG.md), so until they have run, all chunks of theirs
-    take `_grads_kernel`, which is slower.
-    """
-    q, _, v, _, g, write, plain, _ = tensors
-    whole = plan.work == torch.bfloat16 and plan.table is None and q.shape[1] % plan.chunk == 0
-    form = q.shape[-1], v.shape[-1], write is not None, plain is not None
-    return whole and g.dtype == torch.float32 and form in MEASURED
-
-
 @Replayed
 def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[Any, ...]:
     """o, the final state, the plan, and of `Result.saved` what the kernels write."""
@@ -97,8 +80,6 @@ def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[An
     if plan.work == torch.float32:
         # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
         plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
-    if keep and decay_kind(g) == CHANNEL and is_hopper() and not _is_measured(plan, tensors):
-        plan = plan._replace(mild=NEVER_MILD)
     final = None
     if options.return_final_state:
         shape = plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3]

@@ -160,7 +160,7 @@ def _group_values_kernel(
     b_do = load_tile(do + i_b * do_stride_b + i_h * do_stride_h, do_stride_t, o_t, o_v, end, V).to(dtype)
     b_v = load_tile(v + i_b * v_stride_b + i_h * v_stride_h, v_stride_t, o_t, o_v, end, V).to(dtype)
     if net is not None:
-        NUM_K: tl.constexpr = tl.cdiv(K, BK)
+        NUM_K: tl.constexpr = (K + BK - 1) // BK
         b_net = tl.zeros([C], tl.float32)
         b_past = 0.0
         for i_k in tl.static_range(NUM_K):

@@ -137,7 +137,7 @@ def _group_grads_kernel(
     lone heads get `StateParts`.
     """
     HEADS: tl.constexpr = GROUP // SLICES
-    NUM_V: tl.constexpr = tl.cdiv(V, BV)
+    NUM_V: tl.constexpr = (V + BV - 1) // BV
     N: tl.constexpr = H // HEADS
     num_k = tl.cdiv(K, BK)
     i_k, i_c = tl.program_id(0) % num_k, (tl.program_id(0) // num_k).to(tl.int64)

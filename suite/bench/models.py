@@ -21,6 +21,7 @@ from subquad.suite.bench.config import SpeedConfig, SpeedRun
 from subquad.suite.bench.generation import build_for_inference, default_dtype, time_generations, time_peer
 from subquad.suite.bench.measure import SEED, Unavailable, sample
 from subquad.suite.bench.series import Series
+from subquad.suite.bench.tuning import forms_compiled_together
 from subquad.suite.contracts import Batch
 from subquad.suite.model import Model
 from subquad.suite.operations import OperationCounter, OperationsUnknown
@@ -206,7 +207,8 @@ class ModelTimer(Series):
         for library in self.run.speed.against:
             for length in self._lengths():
                 self.alive(f"timing {library} at length={length}", length)
-                self._time_peer(library, length)
+                with forms_compiled_together():
+                    self._time_peer(library, length)
                 gc.collect()
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()

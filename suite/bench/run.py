@@ -21,6 +21,7 @@ from subquad.suite.bench.cases import Case, spread
 from subquad.suite.bench.compare import SIDES, Comparison, compare
 from subquad.suite.bench.contracts import Workload
 from subquad.suite.bench.measure import Ceilings, Unavailable, checked, extra_memory, find, gate, sample, versions_in
+from subquad.suite.bench.tuning import forms_compiled_together
 from subquad.suite.bench.worker import ChildError, Worker, cold_start
 from subquad.suite.contracts import Recorder, no_operators
 from subquad.suite.store import storage
@@ -73,8 +74,9 @@ class Clock:
         """Raw samples (ms), and the bytes beyond the inputs where the device tells. Raises Unavailable."""
         try:
             # called before the accuracy check, because some peers tune themselves to the shape of their first call
-            call = checked(workload, case, self.device)
-            self._judge(workload, case)
+            with forms_compiled_together():
+                call = checked(workload, case, self.device)
+                self._judge(workload, case)
             return sample(call, self.device, self.budget_ms), extra_memory(call, self.device)
         except torch.OutOfMemoryError:
             raise Unavailable("oom", f"{case}: out of memory") from None

@@ -131,7 +131,6 @@ def _grads_kernel(
     b_w = b_write * b_beta[:, None]
     if plain is not None:
         b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, False).to(tl.float32)
-    NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
     p_g = g + i_b * g_stride_b + i_h * g_stride_h
     b_g = at_least_lowest(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, False))
     b_first, b_second = half_totals(b_g, o_c, C)
@@ -140,10 +139,10 @@ def _grads_kernel(
     b_net = tl.zeros([C, BK], tl.float32)
     if dg is not None:
         b_dg += (b_through * exponential(b_first + b_second, PRECISION))[None, :]
-    b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+    b_prefix = exponential(masked_sums(o_c[:, None] >= o_c[None, :], b_g, False, PRECISION), PRECISION)
     b_dq *= b_prefix
     b_dr *= b_prefix
-    b_suffix = exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, NARROW, PRECISION), PRECISION)
+    b_suffix = exponential(masked_sums(o_c[:, None] < o_c[None, :], b_g, False, PRECISION), PRECISION)
     b_dw *= b_suffix
     b_leaving = b_w * b_dw
     if plain is not None:
@@ -154,7 +153,7 @@ def _grads_kernel(
         b_net += b_q * b_dq + b_k * b_dr
         b_dg += masked_sums(m_past, b_leaving, False, PRECISION)
     for level in range(LEVELS):
-        b_factor, m_pair = tree_level(b_g, o_c, level, NARROW, PRECISION)
+        b_factor, m_pair = tree_level(b_g, o_c, level, False, PRECISION)
         b_written = as_operand(b_w * b_factor, dtype, PRECISION)
         b_pairs = tl.where(m_pair, b_da, 0.0).to(dtype)
         b_read = as_operand(b_q * b_factor, dtype, PRECISION)

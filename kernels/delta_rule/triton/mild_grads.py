@@ -77,7 +77,6 @@ def _mild_grads_kernel(
     i_t, i_bh = i_c % num_t, i_c // num_t
     i_b, i_h = i_bh // H, i_bh % H
     dtype = states.dtype.element_ty
-    NARROW: tl.constexpr = g.dtype.element_ty == tl.bfloat16
     LATE: tl.constexpr = BV > 64
     o_c, o_k, o_v = tl.arange(0, C), i_k * BK + tl.arange(0, BK), tl.arange(0, BV)
     o_head = i_b * T * H + i_h
@@ -125,7 +124,7 @@ def _mild_grads_kernel(
             b_more = load_state(states, i_v + o_v, o_k, V, K, WHOLE).to(tl.float32)
             b_dg += tl.sum(b_more * load_state(dstates, i_v + o_v, o_k, V, K, WHOLE).to(tl.float32), 0)
     b_first, b_second = half_totals(b_g, o_c, C)
-    b_exponent = masked_sums(from_middle(o_c, C), b_g, NARROW, PRECISION)
+    b_exponent = masked_sums(from_middle(o_c, C), b_g, False, PRECISION)
     b_factor, b_inverse = exponential(b_exponent, PRECISION), exponential(-b_exponent, PRECISION)
     b_start, b_end = exponential(b_first, PRECISION)[None, :], exponential(b_second, PRECISION)[None, :]
     b_written = as_operand(b_w * b_beta[:, None] * b_inverse, dtype, PRECISION)

@@ -22,6 +22,9 @@ LEVELS = 256
 ZERO = LEVELS // 2
 """The level of silence, which is the first input of every row."""
 SUFFIXES = (".wav", ".flac", ".ogg", ".mp3")
+LOUDEST = 4.0
+"""Largest sample that is cut off at full scale. Decoders of lossy formats exceed 1 by a little, and floats that count
+in integers exceed it by far."""
 
 
 def mu_law(wave: Array) -> Array:
@@ -85,6 +88,10 @@ def read_recording(path: Path, resample: bool) -> Array:
         raise DataError(f"{path}: holds no sound; remove it or fetch it again.")
     if not np.isfinite(wave).all():
         raise DataError(f"{path}: holds samples that are not finite; correct it or fetch it again.")
+    if (peak := float(np.abs(wave).max())) > LOUDEST:
+        raise DataError(
+            f"{path}: holds samples of up to {peak:g}, where full scale is 1; divide them and write it again."
+        )
     mono = wave.mean(axis=1)
     if rate != RATE:
         if not resample:

@@ -7,6 +7,7 @@ import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -83,27 +84,46 @@ def index(path: Path, told: Path) -> dict[str, Array]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             records = library.Faidx(str(path), indexname=str(Path(folder) / "index.fai"), read_long_names=True).index
-        except (library.FastaIndexingError, ValueError, OSError) as error:
+        except (library.FastaIndexingError, ValueError, OSError, RuntimeError) as error:
             reason = " ".join(str(error).split()).replace(str(path), "it")
             raise DataError(
                 f"{told}: no FASTA file that can be indexed ({reason}); correct or fetch it again."
             ) from None
-    content = _mapped(path)
-    for name, record in records.items():
+    content, abouts = _mapped(path), []
+    for record in records.values():
+        about = _header(content, record.offset)
+        name = about.split()[0]
         if not record.rlen:
-            raise DataError(f"{told}: record {name.split()[0]} is empty; remove it or fetch the file again.")
-        for start in range(record.offset, record.bend, SCAN):
-            part = content[start : min(start + SCAN, record.bend)]
-            odd = np.flatnonzero(CODES[part] == ODD)
-            if len(odd):
-                raise DataError(
-                    f"{told}: record {name.split()[0]} holds {chr(part[odd[0]])!r} (byte {start + int(odd[0])}), which "
-                    f"is no base; allowed are {BASES}, RYSWKMBDHV (read as N), lower case. Correct or fetch the file."
-                )
+            raise DataError(f"{told}: record {name} is empty; remove it or fetch the file again.")
+        num_breaks = (record.rlen - 1) // record.lenc * (record.lenb - record.lenc)
+        end, odd = record.offset + record.rlen + num_breaks, -1
+        for start in range(record.offset, end, SCAN):
+            codes = CODES[content[start : min(start + SCAN, end)]]
+            if odd < 0 and (found := np.flatnonzero(codes == ODD)).size:
+                odd = start + int(found[0])
+            places = (np.flatnonzero(codes == BREAK) + (start - record.offset)) % record.lenb
+            num_breaks -= np.count_nonzero(places >= record.lenc)
+        # pyfaidx lets the last line of a record be longer than the others
+        if num_breaks:
+            raise DataError(
+                f"{told}: the lines of record {name} differ in length; write {record.lenc} bases into all but the last."
+            )
+        if odd >= 0:
+            raise DataError(
+                f"{told}: record {name} holds {chr(content[odd])!r} (byte {odd}), which is no base; allowed are "
+                f"{BASES}, RYSWKMBDHV (read as N), lower case. Correct or fetch the file."
+            )
+        abouts.append(about)
     numbers = np.array([(r.rlen, r.offset, r.lenc, r.lenb) for r in records.values()], dtype=np.int64).T
     columns = dict(zip(("length", "offset", "bases", "bytes"), numbers, strict=True))
     # in some sets of regions only the rest of the header tells two records apart
-    return {"name": np.array([name.split()[0] for name in records]), "about": np.array(list(records)), **columns}
+    return {"name": np.array([about.split()[0] for about in abouts]), "about": np.array(abouts), **columns}
+
+
+def _header(content: Array, offset: int) -> str:
+    """The header in front of the first base of a record. That of pyfaidx is cut off behind a blank line."""
+    before = content[max(0, offset - SCAN) : offset].tobytes()
+    return before.rstrip(b"\r\n").rpartition(b"\n")[2].removeprefix(b">").decode()
 
 
 def fasta_in(folder: Path) -> list[Path]:
@@ -126,6 +146,8 @@ class DNATask(PlannedTask):
     The cache holds an index (`read`). Rows are cut out of the mapped files when they are needed, so only the rows of a
     batch are in memory. Training rows are an endless stream (`block`).
     """
+
+    reader: ClassVar[int] = 2
 
     def fasta_files(self, folder: Path) -> list[Path]:
         """The FASTA files, in the order of the index."""

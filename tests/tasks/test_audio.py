@@ -212,9 +212,12 @@ def test_a_wav_from_a_pipe_is_read_to_its_end(folder, riff, data):
         Recordings(data=folder, length=300).arrays(force=True)
 
 
-def test_samples_that_are_not_finite_are_refused(folder):
-    soundfile.write(folder / "out0.wav", np.array([0.0, np.nan, 0.5]), RATE, subtype="FLOAT")
-    with pytest.raises(DataError, match=r"out0\.wav: holds samples that are not finite"):
+@pytest.mark.parametrize(
+    ("sample", "message"), [(np.nan, "samples that are not finite"), (-9000.0, "samples of up to 9000, where full")]
+)
+def test_floats_that_are_no_samples_are_refused(folder, sample, message):
+    soundfile.write(folder / "out0.wav", np.array([0.0, sample, 0.5]), RATE, subtype="FLOAT")
+    with pytest.raises(DataError, match=rf"out0\.wav: holds {message}"):
         Recordings(data=folder, length=300).arrays()
 
 

@@ -14,7 +14,7 @@ from subquad.suite.training.trainer import Trainer
 from subquad.tasks.data import obtain
 from subquad.tasks.data.faults import DataError
 from subquad.tasks.data.stored import leakage
-from subquad.tasks.dna import BASES, UNKNOWN, covered
+from subquad.tasks.dna import BASES, UNKNOWN, covered, index
 from subquad.tasks.hg38 import HG38
 from subquad.tasks.species import Species, chromosome
 from tests.runs import one_run
@@ -167,6 +167,14 @@ def test_random_access_agrees_with_pyfaidx_for_any_line(folder, width, end):
         assert text(row) == str(oracle[int(record)][int(start) : int(start) + 37])
 
 
+@pytest.mark.parametrize("before", ["", "\n", "; a comment\n"])
+def test_records_have_their_names_behind_blank_lines(folder, before):
+    genome = folder / "genome.fa"
+    genome.write_text(before + genome.read_text().replace(">chr2", "\n>chr2"))
+    found = index(genome, genome)
+    assert [found[key].tolist() for key in ("name", "about")] == [["chr1", "chr2"], ["chr1 the first", "chr2"]]
+
+
 def test_a_genome_is_never_loaded_whole(folder):
     import tracemalloc
 
@@ -228,6 +236,14 @@ def spoil_fasta(old, new):
         (spoil_fasta(b"A", b"*"), r"genome.fa: record chr1 holds '\*' \(byte \d+\), which is no base"),
         (spoil_fasta(b"T", b"U"), r"genome.fa: record chr1 holds 'U'"),
         (spoil_fasta(b"\n", b"\nACGT\n"), r"genome.fa: no FASTA file that can be indexed .*[Ll]ine"),
+        (
+            spoil_fasta(b">chr2", CHR1[:50].encode() + b"\n>chr2"),
+            r"genome.fa: no FASTA file that can be indexed .*[Ll]ine",
+        ),
+        (
+            spoil_fasta(b"\n>chr2", CHR1[:50].encode() + b"\n>chr2"),
+            r"genome.fa: the lines of record chr1 differ in length",
+        ),
         (spoil_fasta(b">chr2", b">chr1 the first"), r"genome.fa: no FASTA file that can be indexed .*Duplicate"),
         (spoil_fasta(b">chr2", b">chr1"), r"line 1: genome.fa has two records chr1; give each a name"),
         (spoil_fasta(b">", b""), r"genome.fa: no FASTA file that can be indexed"),

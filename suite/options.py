@@ -13,10 +13,17 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from subquad.suite.registry import nearest
@@ -99,6 +106,9 @@ def strict(value: Any, wanted: Wanted, where: str = "") -> Any:
     return value
 
 
+C = TypeVar("C", bound="Config")
+
+
 class Config(BaseModel):
     """A frozen, strict set of options. An unknown key is an error, never ignored.
 
@@ -107,6 +117,10 @@ class Config(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    left_out_when_off: ClassVar[tuple[str, ...]] = ()
+    """Options that are not written where they are off or, if their values are words, have their default. A run without
+    them keeps the id that it had before there was such an option."""
 
     @model_validator(mode="before")
     @classmethod
@@ -125,8 +139,27 @@ class Config(BaseModel):
                 raise ValidationError.from_exception_data(cls.__name__, [details]) from None
         return checked
 
+    def check_options(self) -> None:
+        """Raises ValueError where the values of several options do not go together; a subclass overrides it."""
 
-C = TypeVar("C", bound=Config)
+    @model_validator(mode="after")
+    def _go_together(self: C) -> C:
+        self.check_options()
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values, off = handler(self), self._off()
+        return {key: value for key, value in values.items() if key not in off or (value and value != off[key])}
+
+    @classmethod
+    @functools.cache
+    def _off(cls) -> dict[str, Any]:
+        # an option that is on by default is written when it is off, so that settings are read back as they were
+        defaults = {key: cls.model_fields[key].default for key in cls.left_out_when_off}
+        return {key: default for key, default in defaults.items() if default is not True}
+
+
 MOST_SEEDS = 100_000
 T = TypeVar("T")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from pydantic import model_validator
 
 from subquad.suite.bounds import Size
 from subquad.tasks.base import Array, token_dtype
@@ -33,8 +32,7 @@ class AssociativeRecall(SyntheticLanguage):
     vocab_size: Size = 10
     length: Size = 20
 
-    @model_validator(mode="after")
-    def _can_work(self) -> AssociativeRecall:
+    def check_options(self) -> None:
         if self.vocab_size < 6:
             raise ValueError(
                 f"{self.name}: vocab_size={self.vocab_size} leaves {self.num_keys} keys beside the two special tokens "
@@ -43,7 +41,6 @@ class AssociativeRecall(SyntheticLanguage):
         for length in (self.length, *self.test_lengths):
             if length < 2 or length % 2:
                 raise ValueError(f"{self.name}: length={length} does not hold whole pairs; needs an even number >= 2.")
-        return self
 
     @property
     def num_keys(self) -> int:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from subquad.suite.contracts import Segment, TaskSpec
-from subquad.tasks.base import SPLITS, Array
+from subquad.tasks.base import SPLITS, Array, token_spec
 from subquad.tasks.data import DataError, NoDataError, cache, find, needed
 from subquad.tasks.data.stored import PlannedTask
 
@@ -147,7 +147,7 @@ class Recordings(NextSample):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec("tokens", num_classes=LEVELS, readout="token", max_length=self.length, vocab_size=LEVELS)
+        return token_spec(LEVELS, self.length)
 
     @property
     def folder(self) -> Path:

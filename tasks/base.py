@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from subquad.suite.contracts import IGNORE, Segment, Task
+from subquad.suite.contracts import IGNORE, Segment, Task, TaskSpec
 
 Array = NDArray[Any]
 
 SPLITS = ("train", "valid", "test")
+
+
+def token_spec(num_tokens: int, max_length: int, readout: Literal["token", "last"] = "token") -> TaskSpec:
+    """The properties of a task whose labels are tokens, as its inputs are."""
+    return TaskSpec("tokens", num_tokens, readout, max_length, vocab_size=num_tokens)
 
 
 class TaskBase(Task):

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import model_validator
 
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
@@ -80,12 +79,10 @@ class BrainActivity(TaskBase):
     num_test: Size = 500
     """Number of rows of the test split, and of a clean validation split."""
 
-    @model_validator(mode="after")
-    def _can_work(self) -> BrainActivity:
+    def check_options(self) -> None:
         for key in ("num_points", "num_levels", "num_states"):
             if getattr(self, key) < 2:
                 raise ValueError(f"{self.name}: {key}={getattr(self, key)}; needs 2 or more.")
-        return self
 
     @property
     def length(self) -> int:

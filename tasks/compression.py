@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
-from pydantic import model_validator
 
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import Array, ScoredByClass, token_segment
+from subquad.tasks.base import Array, ScoredByClass, token_segment, token_spec
 
 
 class Compression(ScoredByClass):
@@ -39,23 +38,15 @@ class Compression(ScoredByClass):
     num_test: Size = 1280
     """Number of rows of the test split, and of a clean validation split."""
 
-    @model_validator(mode="after")
-    def _can_work(self) -> Compression:
+    def check_options(self) -> None:
         if self.vocab_size < 3:
             raise ValueError(f"{self.name}: vocab_size={self.vocab_size} has one token beside `#`; needs >= 3.")
         if self.length < 2:
             raise ValueError(f"{self.name}: length={self.length} has no room for a token and `#`; needs >= 2.")
-        return self
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.vocab_size,
-            readout="last",
-            max_length=self.length,
-            vocab_size=self.vocab_size,
-        )
+        return token_spec(self.vocab_size, self.length, "last")
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

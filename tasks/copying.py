@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, predicted_classes, token_segment
+from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, predicted_classes, token_segment, token_spec
 
 
 class Copying(FreshTask):
@@ -49,8 +49,7 @@ class Copying(FreshTask):
     num_test: Size = 640
     """Number of strings of each test length, and of a clean validation split."""
 
-    @model_validator(mode="after")
-    def _can_work(self) -> Copying:
+    def check_options(self) -> None:
         if self.vocab_size < 2:
             raise ValueError(f"{self.name}: vocab_size={self.vocab_size}; needs two letters or more.")
         if self.min_string > self.max_string:
@@ -60,17 +59,10 @@ class Copying(FreshTask):
                 f"{self.name}: max_string={self.max_string} with its copy needs length >= {2 * self.max_string + 3}, "
                 f"got {self.length}; raise length or lower max_string."
             )
-        return self
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.vocab_size + 3,
-            readout="token",
-            max_length=max(self.length, 2 * max(self.max_string, *self.test_strings) + 1),
-            vocab_size=self.vocab_size + 3,
-        )
+        return token_spec(self.vocab_size + 3, max(self.length, 2 * max(self.max_string, *self.test_strings) + 1))
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

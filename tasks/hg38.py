@@ -15,7 +15,7 @@ from pydantic import Field
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import SPLITS, Array
+from subquad.tasks.base import SPLITS, Array, token_spec
 from subquad.tasks.data import DataError, cache, find
 from subquad.tasks.dna import BASES, MASKED, UNKNOWN, DNATask, fasta_in, shared_bases
 
@@ -90,7 +90,7 @@ class HG38(DNATask):
     @property
     def spec(self) -> TaskSpec:
         size = len(BASES)
-        return TaskSpec("tokens", num_classes=size, readout="token", max_length=self.length, vocab_size=size)
+        return token_spec(size, self.length)
 
     @property
     def sources(self) -> tuple[str, ...]:

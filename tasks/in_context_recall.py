@@ -6,27 +6,24 @@ from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import model_validator
 
 from subquad.suite.bounds import Count, Fraction, Size
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import Array, ScoredByClass, token_segment
+from subquad.tasks.base import Array, ScoredByClass, token_segment, token_spec
 
 
 class Recall(ScoredByClass):
     """Shared code of the two tasks: finite splits of rows [R, T + 1], of which all but the last token are the input."""
 
+    vocab_size: Size = 16
+    """Number of tokens: keys, then as many values or one more, then noise or padding."""
     length: Size = 128
     num_train: Size = 12_800
     num_test: Size = 1280
     """Number of rows of the test split, and of a clean validation split."""
     train_loss: Literal["all-tokens", "answer-only"] = "all-tokens"
     """Labels of the training split: every next token, as in the source, or those of the evaluation alone."""
-
-    @property
-    def num_tokens(self) -> int:
-        raise NotImplementedError
 
     @property
     def input_length(self) -> int:
@@ -38,13 +35,7 @@ class Recall(ScoredByClass):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.num_tokens,
-            readout="token",
-            max_length=self.input_length,
-            vocab_size=self.num_tokens,
-        )
+        return token_spec(self.vocab_size, self.input_length)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)
@@ -56,7 +47,7 @@ class Recall(ScoredByClass):
         else:
             targets = rows[:, 1:]
         positions = np.tile(np.arange(targets.shape[1]), (len(rows), 1))
-        yield token_segment(rows[:, :-1], targets, positions, self.num_tokens, f"length={self.length}")
+        yield token_segment(rows[:, :-1], targets, positions, self.vocab_size, f"length={self.length}")
 
 
 class InContextRecall(Recall):
@@ -81,13 +72,10 @@ class InContextRecall(Recall):
     name: ClassVar[str] = "in-context-recall"
     version: ClassVar[int] = 1
 
-    vocab_size: Size = 16
-    """Number of tokens: keys, then as many values or one more, then noise."""
     num_noise: Count = 0
     frac_noise: Fraction = 0.0
 
-    @model_validator(mode="after")
-    def _can_work(self) -> InContextRecall:
+    def check_options(self) -> None:
         if self.length < 4 or self.length % 2:
             raise ValueError(f"{self.name}: length={self.length} does not hold whole pairs; needs an even number >= 4.")
         if self.vocab_size - self.num_noise < 4:
@@ -99,11 +87,6 @@ class InContextRecall(Recall):
             raise ValueError(
                 f"{self.name}: num_noise={self.num_noise} and frac_noise={self.frac_noise}; give both, or neither."
             )
-        return self
-
-    @property
-    def num_tokens(self) -> int:
-        return self.vocab_size
 
     @property
     def input_length(self) -> int:
@@ -157,13 +140,10 @@ class FuzzyInContextRecall(Recall):
     name: ClassVar[str] = "fuzzy-in-context-recall"
     version: ClassVar[int] = 1
 
-    vocab_size: Size = 16
-    """Number of tokens: keys, then as many values or one more, then padding."""
     max_key: Size = 3
     max_value: Size = 3
 
-    @model_validator(mode="after")
-    def _can_work(self) -> FuzzyInContextRecall:
+    def check_options(self) -> None:
         keys, values = (self.vocab_size - 1) // 2, self.vocab_size // 2
         if keys < self.max_key or values < self.max_value or keys < 2:
             raise ValueError(
@@ -176,11 +156,6 @@ class FuzzyInContextRecall(Recall):
                 f"{self.name}: length={self.length} has no room for three pairs of {self.max_key + self.max_value} "
                 f"tokens; needs >= {needed}."
             )
-        return self
-
-    @property
-    def num_tokens(self) -> int:
-        return self.vocab_size
 
     @property
     def input_length(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-from pydantic import model_validator
 
 from subquad.tasks.base import Array, token_dtype
 from subquad.tasks.synthetic_language import SyntheticLanguage
@@ -42,8 +41,7 @@ class InductionHeads(SyntheticLanguage):
     name: ClassVar[str] = "induction-heads"
     version: ClassVar[int] = 1
 
-    @model_validator(mode="after")
-    def _can_work(self) -> InductionHeads:
+    def check_options(self) -> None:
         if self.vocab_size < 4:
             raise ValueError(
                 f"{self.name}: vocab_size={self.vocab_size} leaves {self.vocab_size - 2} ordinary tokens beside the "
@@ -52,7 +50,6 @@ class InductionHeads(SyntheticLanguage):
         for length in (self.length, *self.test_lengths):
             if length < 3:
                 raise ValueError(f"{self.name}: length={length} has no room for trigger and answer; needs >= 3.")
-        return self
 
     def extra(self) -> int:
         return 1

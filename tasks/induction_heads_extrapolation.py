@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from subquad.suite.bounds import Count, Size, Total
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import CHUNK_ROWS, FreshTask, language_segment
+from subquad.tasks.base import CHUNK_ROWS, FreshTask, language_segment, token_spec
 from subquad.tasks.induction_heads import draw_induction
 
 
@@ -40,6 +39,7 @@ class InductionHeadsExtrapolation(FreshTask):
 
     name: ClassVar[str] = "induction-heads-extrapolation"
     version: ClassVar[int] = 1
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("trigger_place", "valid_lengths")
 
     vocab_size: Size = 16
     """Number of tokens, the trigger included."""
@@ -57,15 +57,7 @@ class InductionHeadsExtrapolation(FreshTask):
     trigger_place: Count | None = None
     """Index of the first trigger in every row. None: it is drawn uniformly for each row."""
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without these options keep the ids they had before the options existed
-        values: dict[str, Any] = handler(self)
-        off: dict[str, Any] = {"trigger_place": None, "valid_lengths": []}
-        return {key: value for key, value in values.items() if key not in off or value not in (off[key], ())}
-
-    @model_validator(mode="after")
-    def _can_work(self) -> InductionHeadsExtrapolation:
+    def check_options(self) -> None:
         if self.vocab_size < 3:
             raise ValueError(
                 f"{self.name}: vocab_size={self.vocab_size} leaves {self.vocab_size - 1} ordinary tokens beside the "
@@ -91,17 +83,10 @@ class InductionHeadsExtrapolation(FreshTask):
                     f"{self.name}: length={length} is above max_test_tokens={self.max_test_tokens}, which leaves no "
                     f"row; raise max_test_tokens or drop the length."
                 )
-        return self
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.vocab_size,
-            readout="token",
-            max_length=max(self.length, *self.test_lengths, *self.valid_lengths),
-            vocab_size=self.vocab_size,
-        )
+        return token_spec(self.vocab_size, max(self.length, *self.test_lengths, *self.valid_lengths))
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

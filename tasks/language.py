@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.suite.store.documents import read_tokenizer
-from subquad.tasks.base import SPLITS, Array, token_dtype
+from subquad.tasks.base import SPLITS, Array, token_dtype, token_spec
 from subquad.tasks.data import DataError, NoDataError, cache, find, needed
 from subquad.tasks.data.overlap import shared_bytes
 from subquad.tasks.data.stored import PlannedTask
@@ -136,6 +136,7 @@ class LanguageTask(PlannedTask):
     """Number of tokens of a row."""
 
     reader: ClassVar[int] = 2
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("tokenizer",)
 
     exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss", "word_perplexity": "nats_per_word"}
     """Metrics that are the exponential of the mean of another one, by name."""
@@ -147,13 +148,7 @@ class LanguageTask(PlannedTask):
         if (self.vocabulary == "file") != (self.tokenizer is not None):
             raise ValueError(f"{self.name}: vocabulary=file and tokenizer belong together; give both or neither.")
         size = self.vocab_size
-        return TaskSpec("tokens", num_classes=size, readout="token", max_length=self.length, vocab_size=size)
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without a tokenizer keep the ids they had before there was one
-        values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if value is not None or key != "tokenizer"}
+        return token_spec(size, self.length)
 
     def given_tokenizer(self) -> Any:
         """Loads the file `tokenizer`. DataError where it cannot be read or has more tokens than `vocab_size`."""

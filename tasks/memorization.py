@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
-from pydantic import model_validator
 
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import Array, ScoredByClass, token_segment
+from subquad.tasks.base import Array, ScoredByClass, token_segment, token_spec
 
 
 class Memorization(ScoredByClass):
@@ -40,13 +39,11 @@ class Memorization(ScoredByClass):
     num_test: Size = 1280
     """Number of rows of the test split, and of a clean validation split."""
 
-    @model_validator(mode="after")
-    def _can_work(self) -> Memorization:
+    def check_options(self) -> None:
         if self.vocab_size < 5:
             raise ValueError(f"{self.name}: vocab_size={self.vocab_size} has fewer than two keys; needs >= 5.")
         if self.length < 2 or self.length % 2:
             raise ValueError(f"{self.name}: length={self.length} is odd; every key has a `?` behind it.")
-        return self
 
     @property
     def num_keys(self) -> int:
@@ -60,13 +57,7 @@ class Memorization(ScoredByClass):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.vocab_size,
-            readout="token",
-            max_length=self.length,
-            vocab_size=self.vocab_size,
-        )
+        return token_spec(self.vocab_size, self.length)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

@@ -12,7 +12,7 @@ from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.options import Config
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, weighted_distinct
+from subquad.tasks.base import Array, TaskBase, distinct, token_dtype, token_segment, token_spec, weighted_distinct
 
 
 class Shape(Config):
@@ -110,8 +110,7 @@ class MQAR(TaskBase):
             return values
         return {**PROTOCOLS.get(values.get("protocol", "zoology-fig2"), {}), **values}
 
-    @model_validator(mode="after")
-    def _can_work(self) -> MQAR:
+    def check_options(self) -> None:
         single = {key: getattr(self, key) for key in ("length", "num_kv_pairs", "num_train", "num_test")}
         if self.protocol == "zoology-fig2":
             for key in ("train", "test"):
@@ -134,7 +133,6 @@ class MQAR(TaskBase):
                 raise ValueError(f"{self.name}: protocol=based-fig2 needs at least one shape in train and in test.")
         for shape in (*self.shapes("train"), *self.shapes("test")):
             self._check(shape)
-        return self
 
     def _check(self, shape: Shape) -> None:
         if shape.length % 2:
@@ -162,13 +160,7 @@ class MQAR(TaskBase):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.vocab_size,
-            readout="token",
-            max_length=max(shape.length for shape in (*self.shapes("train"), *self.shapes("test"))),
-            vocab_size=self.vocab_size,
-        )
+        return token_spec(self.vocab_size, max(shape.length for shape in (*self.shapes("train"), *self.shapes("test"))))
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

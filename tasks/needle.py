@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from subquad.suite.bounds import Count, Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, distinct, token_segment
+from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, distinct, token_segment, token_spec
 
 
 class Needle(FreshTask):
@@ -45,8 +45,7 @@ class Needle(FreshTask):
     num_test: Size = 256
     """Number of rows of each test length and depth, and of a clean validation split."""
 
-    @model_validator(mode="after")
-    def _can_work(self) -> Needle:
+    def check_options(self) -> None:
         if self.num_names <= self.num_distractors or self.num_names < 2:
             raise ValueError(
                 f"{self.name}: num_names={self.num_names} with num_distractors={self.num_distractors}; every needle "
@@ -58,7 +57,6 @@ class Needle(FreshTask):
                     f"{self.name}: length={length} does not hold {1 + self.num_distractors} sentences of "
                     f"{self.sentence} tokens and the question; needs >= {self.needed}."
                 )
-        return self
 
     @property
     def sentence(self) -> int:
@@ -81,13 +79,7 @@ class Needle(FreshTask):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.num_tokens,
-            readout="token",
-            max_length=max(self.length, *self.test_lengths),
-            vocab_size=self.num_tokens,
-        )
+        return token_spec(self.num_tokens, max(self.length, *self.test_lengths))
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

@@ -13,7 +13,7 @@ from pydantic import Field
 from subquad.suite.bounds import Count, Positive, Steps
 from subquad.suite.contracts import Generation, Segment, TaskSpec
 from subquad.tasks.audio import LEVELS, ZERO, NextSample, mu_law, mu_law_decode, stretched
-from subquad.tasks.base import Array
+from subquad.tasks.base import Array, token_spec
 from subquad.tasks.data import DataError
 from subquad.tasks.data import folder as cached_folder
 from subquad.tasks.speech_commands import (
@@ -82,7 +82,7 @@ class SC09(SpokenWords, NextSample):
             raise ValueError(f"{self.name}: words={', '.join(self.words)}: {what}.")
         if self.num_generated == 1:
             raise ValueError(f"{self.name}: num_generated=1 has no spread to judge; give 0, or 2 or more.")
-        return TaskSpec("tokens", num_classes=LEVELS, readout="token", max_length=self.length, vocab_size=LEVELS)
+        return token_spec(LEVELS, self.length)
 
     @property
     def recordings(self) -> Recordings:

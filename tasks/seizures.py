@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import model_validator
 
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
@@ -92,14 +91,12 @@ class Seizures(TaskBase):
     num_test: Size = 1000
     """Number of rows of the test split, and of a clean validation split."""
 
-    @model_validator(mode="after")
-    def _can_work(self) -> Seizures:
+    def check_options(self) -> None:
         if self.length < 4 * RATE:
             raise ValueError(
                 f"{self.name}: length={self.length} is {self.length / RATE:g} s; a rhythm needs four, raise length to "
                 f"{4 * RATE} or more."
             )
-        return self
 
     @property
     def spec(self) -> TaskSpec:

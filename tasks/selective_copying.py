@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from subquad.suite.bounds import Count, Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import CHUNK_ROWS, Array, FreshTask, ScoredByClass, distinct, token_dtype, token_segment
+from subquad.tasks.base import (
+    CHUNK_ROWS,
+    Array,
+    FreshTask,
+    ScoredByClass,
+    distinct,
+    token_dtype,
+    token_segment,
+    token_spec,
+)
 
 
 class SelectiveCopying(ScoredByClass, FreshTask):
@@ -36,6 +44,7 @@ class SelectiveCopying(ScoredByClass, FreshTask):
 
     name: ClassVar[str] = "selective-copying"
     version: ClassVar[int] = 1
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("places", "num_train")
 
     length: Size = 4096
     vocab_size: Size = 16
@@ -59,15 +68,7 @@ class SelectiveCopying(ScoredByClass, FreshTask):
     num_train: Count = 0
     """Number of training rows; 0: fresh rows at every step."""
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without these options keep the ids they had before the options existed
-        values: dict[str, Any] = handler(self)
-        off = {"places": "uniform", "num_train": 0}
-        return {key: value for key, value in values.items() if key not in off or value != off[key]}
-
-    @model_validator(mode="after")
-    def _can_work(self) -> SelectiveCopying:
+    def check_options(self) -> None:
         if self.num_symbols < 2:
             needed = 3 + (self.marker in ("in-vocabulary", "before"))
             raise ValueError(
@@ -79,7 +80,6 @@ class SelectiveCopying(ScoredByClass, FreshTask):
                 f"{self.name}: num_data={self.num_data} does not fit into a context of {self.free} tokens "
                 f"(length={self.length}, length_rule={self.length_rule}); raise length or lower num_data."
             )
-        return self
 
     @property
     def num_symbols(self) -> int:
@@ -106,13 +106,7 @@ class SelectiveCopying(ScoredByClass, FreshTask):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.num_tokens,
-            readout="token",
-            max_length=self.context + self.num_data,
-            vocab_size=self.num_tokens,
-        )
+        return token_spec(self.num_tokens, self.context + self.num_data)
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
@@ -274,6 +273,7 @@ class SpeechCommands(SpokenWords):
 
     name: ClassVar[str] = "speech-commands"
     version: ClassVar[int] = 2
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("paper_split",)
     source: ClassVar[str] = "speech-commands"
 
     classes: Literal[10, 35] = 10
@@ -295,12 +295,6 @@ class SpeechCommands(SpokenWords):
     scaling: Literal["unit", "standard", "standard-steps"] = "unit"
     """`unit`: full scale is 1. `standard`: each channel has mean 0 and standard deviation 1 on the training split.
     `standard-steps`: each step of each channel has, as in S4's code for the raw waveform."""
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs with the first kind of split keep the id they had before there was a choice
-        values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if key != "paper_split" or value != "own"}
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
-from subquad.tasks.base import Array, TaskBase, language_segment, unique_rows
+from subquad.tasks.base import Array, TaskBase, language_segment, token_spec, unique_rows
 
 
 class SyntheticLanguage(TaskBase):
@@ -52,13 +52,7 @@ class SyntheticLanguage(TaskBase):
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            input="tokens",
-            num_classes=self.vocab_size,
-            readout="token",
-            max_length=max((self.length, *self.test_lengths)) + self.extra(),
-            vocab_size=self.vocab_size,
-        )
+        return token_spec(self.vocab_size, max((self.length, *self.test_lengths)) + self.extra())
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         split = self.drawn_split(split)

@@ -6,10 +6,10 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field
 
 from subquad.suite.bounds import Count, Size
 from subquad.suite.contracts import Segment, TaskSpec
@@ -87,6 +87,7 @@ class WordProblem(FreshTask):
 
     name: ClassVar[str] = "word-problem"
     version: ClassVar[int] = 1
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("min_test_length", "repeats")
 
     group: str = "S3"
     """`Zm`, `Sm` or `Am`: the integers modulo m under addition, or all or the even permutations of m points."""
@@ -118,14 +119,7 @@ class WordProblem(FreshTask):
     its own. They have a slice for each test length and each order of an element (`length=64,order=3`). Rows of random
     elements seldom repeat one for long, so a model can be right on them without keeping the products of such rows."""
 
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without these options keep the ids they had before the options existed
-        values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if key not in ("min_test_length", "repeats") or value}
-
-    @model_validator(mode="after")
-    def _can_work(self) -> WordProblem:
+    def check_options(self) -> None:
         if not re.fullmatch(r"Z[1-9]\d{0,3}|[SA][1-9]", self.group):
             raise ValueError(f"{self.name}: group={self.group!r} is none; write Zm, Sm or Am, such as Z2, S5 or A5.")
         size = int(self.group[1:])
@@ -158,7 +152,6 @@ class WordProblem(FreshTask):
                 f"{self.name}: min_test_length={self.min_test_length} is above a test length of "
                 f"{min(self.test_lengths)}; lower it."
             )
-        return self
 
     @property
     def drawn(self) -> Array:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.mixer import Mixer
@@ -98,20 +97,6 @@ class NetworkOptions(ModelConfig):
     def mixers(self, spec: TaskSpec) -> list[Mixer]:
         """The mixers of all layers. A model whose layers share parameters overrides this."""
         return [self.mixer(layer, spec) for layer in range(self.num_layers)]
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        for key in self._left_out():
-            if not values.get(key, True):
-                del values[key]
-        return values
-
-    @classmethod
-    @functools.cache
-    def _left_out(cls) -> tuple[str, ...]:
-        # an option that is on by default is written when it is off, so that settings are read back as they were
-        return tuple(key for key in cls.left_out_when_off if not cls.model_fields[key].default)
 
     def check(self, spec: TaskSpec) -> None:
         """Raises ValueError where this model cannot serve that task."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from pydantic import model_validator
 
 from subquad.reports.render.count import CELLS, FEW, JUDGED, PAPERS, claims_text, count, prefix, reasons, total
 from subquad.reports.render.document import DASH, Document, Grid
@@ -300,11 +299,9 @@ class Item(Config):
     documents: tuple[str, ...] = ()
     """Documents and tests that stand for a diagram, as paths from the repository's root."""
 
-    @model_validator(mode="after")
-    def _stands_somewhere(self) -> Item:
+    def check_options(self) -> None:
         if not (self.experiments or self.documents):
             raise ValueError(f"{self.item}: name its experiments or its documents")
-        return self
 
 
 class Papers(Config):

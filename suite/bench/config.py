@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field
 
 from subquad.suite.bench.cases import Case, series
 from subquad.suite.bench.contracts import Workload
@@ -35,6 +35,8 @@ class BenchConfig(Config):
 class SpeedConfig(Config):
     """The section `speed`: what is timed of a model over a sweep of lengths, on random inputs and without learning."""
 
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("new_tokens", "against")
+
     measure: Literal["layer", "train", "decode", "generate"]
     """`layer`: forward and backward of the first sequence mixer; `train`: a training step of the whole model; `decode`:
     one more token behind a prefix of each length; `generate`: `new_tokens` behind a prompt of each length, which is
@@ -60,8 +62,7 @@ class SpeedConfig(Config):
     """Libraries whose models of the same kind and size are timed in the same run, where they have one. Not part of the
     identity where there are none."""
 
-    @model_validator(mode="after")
-    def _sizes(self) -> SpeedConfig:
+    def check_options(self) -> None:
         if (self.batch_size is None) == (self.tokens is None):
             raise ValueError(f"give one of batch_size and tokens, got {self.batch_size} and {self.tokens}")
         if len(set(self.lengths)) < len(self.lengths):
@@ -82,12 +83,6 @@ class SpeedConfig(Config):
             raise ValueError(f"against: libraries are different, got {', '.join(self.against)}")
         if self.measure == "generate" and min(self.lengths) < 2:
             raise ValueError(f"measure=generate needs prompts of at least 2 tokens, got {min(self.lengths)}")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = handler(self)
-        return {key: value for key, value in values.items() if key not in ("new_tokens", "against") or value}
 
     def batch(self, length: int) -> int:
         """Sequences of one length in a batch."""

@@ -41,7 +41,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from subquad.suite.bounds import Fraction, Seed, Size
 from subquad.suite.options import Config, parse, read_yaml_file, reason_of, shortened
@@ -146,8 +146,7 @@ class ExperimentConfig(Config):
     figure: FigureSpec | None = None
     budget: Budget | None = None
 
-    @model_validator(mode="after")
-    def _runs_or_says_why_not(self) -> ExperimentConfig:
+    def check_options(self) -> None:
         for scale in self.scales:
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", scale):
                 raise ValueError(
@@ -162,7 +161,6 @@ class ExperimentConfig(Config):
         for column in self.figure.columns if self.figure is not None else ():
             if column not in columns:
                 raise ValueError(f"figure.columns: the table has no column {column!r}{nearest(column, columns)}")
-        return self
 
     @property
     def runnable(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from subquad.suite.bounds import NonNegative, Score
 from subquad.suite.metrics import SPENT, check_direction, smaller_is_better
@@ -30,10 +30,8 @@ class Select(Config):
     """Value of a cell, in the shown unit, from which on a run has succeeded. Where it is given, the report also counts
     the runs that succeed at every value of `best_of`, not at the best one alone."""
 
-    @model_validator(mode="after")
-    def _knows_which_value_is_better(self) -> Select:
+    def check_options(self) -> None:
         check_direction(self.by)
-        return self
 
     @property
     def rule(self) -> str:
@@ -102,15 +100,13 @@ class TableSpec(Config):
     """Source of the numbers in expected.csv, in one word for the header of their column: `paper`, `peer` for times of
     another project that were measured, `goal` for times that were set. Only a paper's numbers count as published."""
 
-    @model_validator(mode="after")
-    def _compares_with_a_row(self) -> TableSpec:
+    def check_options(self) -> None:
         for label, choice in self.columns.items():
             over, take = choice.get("speedup_over"), choice.get("take")
             if (over is None) != (take is None) or (over is not None and over not in self.rows):
                 raise ValueError(f"columns.{label}: speedup_over names a row of the table, and take is max or mean")
             if take not in (None, "max", "mean"):
                 raise ValueError(f"columns.{label}: take is max or mean, got {take!r}")
-        return self
 
     def part(self, row: str, column: str) -> str:
         """The slice name that a cell shows; empty for all of a run's rows."""
@@ -143,11 +139,9 @@ class CostSpec(Config):
     note: str = ""
     """The quantity that the column measures, in words, where its label does not say it."""
 
-    @model_validator(mode="after")
-    def _has_one_source(self) -> CostSpec:
+    def check_options(self) -> None:
         if bool(self.metric) == bool(self.experiment) or bool(self.experiment) != bool(self.column):
             raise ValueError(f"costs: give {self.label!r} a metric, or an experiment and its column")
-        return self
 
 
 FigureKind = Literal["lines", "seeds", "costs", "curves", "cells", "kernels", "successes"]
@@ -188,8 +182,7 @@ class FigureSpec(Config):
     columns: tuple[str, ...] = ()
     """The columns of the table that `seeds` draws, each a panel; empty: all."""
 
-    @model_validator(mode="after")
-    def _has_what_its_kind_needs(self) -> FigureSpec:
+    def check_options(self) -> None:
         if self.kind == "lines" and not self.x:
             raise ValueError("x: a figure of kind lines needs one, such as slice.length")
         if self.kind in ("kernels", "successes") and self.x:
@@ -209,7 +202,6 @@ class FigureSpec(Config):
                 f"costs: a figure of kind curves needs one or more with a metric of {', '.join(SPENT)}, such as "
                 "{metric: train_seconds, label: minutes}"
             )
-        return self
 
 
 class Source(Config):

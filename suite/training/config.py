@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field
 
 from subquad.suite.bounds import (
     Count,
@@ -28,11 +28,9 @@ class EarlyStop(Config):
     threshold: Score | None = None
     patience: Size | None = None
 
-    @model_validator(mode="after")
-    def _has_a_rule(self) -> EarlyStop:
+    def check_options(self) -> None:
         if self.threshold is None and self.patience is None:
             raise ValueError("early_stop needs threshold or patience (or both)")
-        return self
 
 
 class Stage(Config):
@@ -46,11 +44,9 @@ class Stage(Config):
     batch_size: Size | None = None
     """None: so many that a batch has as many tokens as at the full length."""
 
-    @model_validator(mode="after")
-    def _one_budget(self) -> Stage:
+    def check_options(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"give exactly one of steps and epochs, got steps={self.steps}, epochs={self.epochs}")
-        return self
 
 
 class KernelProbe(Config):
@@ -68,11 +64,9 @@ class KernelProbe(Config):
     near: Size = 128
     """Lags below this count as near; DSS, sections 4.1 and 4.2, truncates kernels there."""
 
-    @model_validator(mode="after")
-    def _equal_spans(self) -> KernelProbe:
+    def check_options(self) -> None:
         if self.lags % self.points:
             raise ValueError(f"points={self.points} does not divide lags={self.lags}; change one of them")
-        return self
 
 
 class Budget(Config):
@@ -89,15 +83,17 @@ class Budget(Config):
     evaluations: Size = 10
     """Evaluations at equal parts of the budget, the last one at its end."""
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Budget:
+    def check_options(self) -> None:
         if (self.seconds is None) == (self.flops is None):
             raise ValueError(f"give exactly one of seconds and flops, got seconds={self.seconds}, flops={self.flops}")
-        return self
 
 
 class TrainConfig(Config):
     """Options of the training with AdamW. Exactly one of `steps`, `epochs` and `budget` says when it ends."""
+
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        "budget", "eval_flops", "init_from", "length_warmup", "record_kernels", "test_last",
+    )  # fmt: skip
 
     steps: Steps | None = None
     epochs: Steps | None = None
@@ -160,8 +156,7 @@ class TrainConfig(Config):
     record_kernels: KernelProbe | None = None
     """Record the filters that the layers have learnt; None: record nothing."""
 
-    @model_validator(mode="after")
-    def _one_budget(self) -> TrainConfig:
+    def check_options(self) -> None:
         if (self.steps is not None) + (self.epochs is not None) + (self.budget is not None) != 1:
             given = f"steps={self.steps}, epochs={self.epochs}"
             if self.budget is not None:
@@ -186,7 +181,6 @@ class TrainConfig(Config):
             raise ValueError(f"length_warmup: the lengths must grow, got {', '.join(map(str, lengths))}")
         if lengths and self.schedule_unit == "epoch":
             raise ValueError("length_warmup: its epochs differ in length; take schedule_unit: step")
-        return self
 
     def _check_budget(self) -> None:
         """Raises ValueError for an option that counts steps or epochs, of which a budget knows no number."""
@@ -206,12 +200,3 @@ class TrainConfig(Config):
             if used or getattr(self, key) != type(self).model_fields[key].default:
                 named[key] = getattr(self, key)
         return named
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_off(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # runs without these options keep the ids they had before the options existed
-        values: dict[str, Any] = handler(self)
-        for key in ("budget", "eval_flops", "init_from", "length_warmup", "record_kernels", "test_last"):
-            if not values.get(key, True):
-                del values[key]
-        return values

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from subquad.suite.bounds import Count, Seed, Size
 from subquad.suite.contracts import Segment, TaskSpec
@@ -62,14 +62,12 @@ class LRAListOps(StoredTask):
     data_seed: Seed = 0
     """Seed of the generated rows. The seed of a run does not change them, as it does not change the release."""
 
-    @model_validator(mode="after")
-    def _has_lengths(self) -> LRAListOps:
+    def check_options(self) -> None:
         if self.max_length < self.min_length + 2:
             raise ValueError(
                 f"lra-listops: no length lies between min_length={self.min_length} and max_length={self.max_length}; "
                 f"raise max_length."
             )
-        return self
 
     @property
     def generated(self) -> bool:

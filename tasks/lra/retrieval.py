@@ -54,7 +54,7 @@ class LRARetrieval(StoredTask):
     @property
     def spec(self) -> TaskSpec:
         return TaskSpec(
-            "tokens", num_classes=2, readout="sequence", max_length=self.length, vocab_size=VOCAB_SIZE, towers=2
+            input="tokens", num_classes=2, readout="sequence", max_length=self.length, vocab_size=VOCAB_SIZE, towers=2
         )
 
     @property

@@ -87,7 +87,7 @@ def select_runs(plan: Plan, stored: Sequence[StoredRun], planned: Planned = tupl
         compared = [run for run in compared if run.run_id not in others]
         if elsewhere:
             left_out.append(f"left out: {counted(elsewhere)} on another device than that of the newest run")
-    best, tried = select_best(compared, plan.config.select, plan.points)
+    best, tried = select_best(compared, plan.config.select, plan.points, plan.num_seeds)
     # in a mean over settings, another run may be the best one in each
     best_of = plan.config.select.best_of if plan.config.select else ()
     free = {*plan.spec.mean_over, *best_of} if plan.spec.mean_over else ()
@@ -256,14 +256,15 @@ def _evaluation(run: StoredRun, select: Select) -> tuple[int, float] | None:
 
 
 def select_best(
-    runs: Sequence[StoredRun], select: Select | None, points: Sequence[Mapping[str, Any]]
+    runs: Sequence[StoredRun], select: Select | None, points: Sequence[Mapping[str, Any]], num_seeds: int
 ) -> tuple[list[StoredRun], dict[str, Tried]]:
     """The runs with the best value of `select.best_of`, among runs that differ only in it and in the seed.
 
     The best value has the largest mean score over seeds, and `Select` says which one of equal values is taken. A value
-    with fewer failed runs is preferred, so that the surviving seeds of a setting that mostly diverges do not win.
+    with fewer failed runs is preferred, so that the surviving seeds of a setting that mostly diverges do not win. One
+    that lacks seeds of the grid which another value has is not compared: it could win by one lucky seed.
 
-    points: all points of the grid, in its order.
+    points: all points of the grid, in its order. num_seeds: seeds that the grid asks for.
 
     Returns the runs, and run id to the values that were compared.
     """
@@ -279,10 +280,8 @@ def select_best(
     for values in groups.values():
         places = {found[0].run_id: grid.place(found[0].config) for found in values.values()}
         candidates = sorted(values.values(), key=lambda found: places[found[0].run_id])
-        if select.enough is not None:
-            # `run` may have stopped a value after some of its seeds, which must not win by one lucky seed
-            most = max(map(len, candidates))
-            candidates = [found for found in candidates if len(found) == most]
+        most = min(num_seeds, max(map(len, candidates)))
+        candidates = [found for found in candidates if len(found) >= most]
         best = _best(candidates, select)
         kept += best
         chosen = places[best[0].run_id]

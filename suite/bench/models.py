@@ -206,6 +206,8 @@ class ModelTimer(Series):
         # behind all of ours, because what a library leaves on a device could disturb them
         for library in self.run.speed.against:
             for length in self._lengths():
+                if self.stop():
+                    raise KeyboardInterrupt
                 self.alive(f"timing {library} at length={length}", length)
                 with forms_compiled_together():
                     self._time_peer(library, length)

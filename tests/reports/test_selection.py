@@ -140,12 +140,19 @@ def test_where_the_grid_has_one_value_no_mark_says_that_a_cell_is_the_best_of_se
     assert note(report, "*") == ""
 
 
-def test_where_a_value_may_be_enough_one_with_fewer_seeds_is_not_chosen(make):
+@pytest.mark.parametrize(("enough", "compared"), [(None, "1 of 2"), (0.9, "1")])
+def test_a_value_with_fewer_seeds_is_not_chosen(make, enough, compared):
     whole = three(values=(0.8, 0.8, 0.8), valid={100: 0.9}, train={"lr": 1e-3})
     given_up = make_run(seed=0, test=0.99, valid={100: 0.99}, train={"lr": 1e-4})
-    assert cell(make(*whole, given_up, config=swept()), "H3", "AR").mean == pytest.approx(99.0)
-    enough = swept().model_copy(update={"select": Select(best_of=("train.lr",), enough=0.9)})
-    assert cell(make(*whole, given_up, config=enough), "H3", "AR").mean == pytest.approx(80.0)
+    config = swept().model_copy(update={"select": Select(best_of=("train.lr",), enough=enough)})
+    found = cell(make(*whole, given_up, config=config), "H3", "AR")
+    assert (found.mean, found.chosen) == (pytest.approx(80.0), f"train.lr=0.001 (best of {compared})")
+
+
+def test_seeds_beyond_those_of_the_grid_make_no_other_value_incomplete(make):
+    more = [make_run(seed=seed, test=0.8, valid={100: 0.8}, train={"lr": 1e-3}) for seed in range(5)]
+    better = three(values=(0.9, 0.9, 0.9), valid={100: 0.9}, train={"lr": 1e-4})
+    assert cell(make(*more, *better, config=swept()), "H3", "AR").chosen == "train.lr=0.0001 (best of 2)"
 
 
 RATES = ([1e-3, 1e-4], [1e-4, 1e-3])

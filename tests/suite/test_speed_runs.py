@@ -381,6 +381,16 @@ def test_a_peer_is_timed_in_the_same_run_with_the_same_step(tmp_path, monkeypatc
     assert rows["num_parameters", "against=fla,version=3.1"]["value"] == rows["num_parameters", ""]["value"]
 
 
+def test_a_run_that_is_stopped_while_peers_are_timed_times_no_other(tmp_path, monkeypatch):
+    built = []
+    build = lambda config, library, spec: built.append(library) or Peer(config.build(spec))  # noqa: E731
+    monkeypatch.setattr(MODELS.load("gla"), "build_peer", build)
+    run = brief(one(against=["fla", "mamba_ssm"]))
+    with pytest.raises(KeyboardInterrupt):
+        execute(run, tmp_path, CPU, stop=lambda: bool(built))
+    assert built == ["fla"]
+
+
 def missing(config, library, spec):
     if library == "fla":
         raise ModuleNotFoundError("No module named 'fla'")

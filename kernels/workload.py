@@ -125,17 +125,6 @@ def at_most(**limits: int) -> Callable[[Shape], Shape]:
     return short
 
 
-def needs_triton(op: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
-    """Returns a loader of `op`, which runs on the Triton kernels. It raises ImportError where Triton is missing."""
-
-    def load() -> Callable[..., Any]:
-        import triton  # noqa: F401
-
-        return op
-
-    return load
-
-
 def ours(
     op: Callable[..., Any], around: Callable[..., Any] = lambda run: run, **of_triton: Any
 ) -> tuple[Implementation, Implementation]:
@@ -146,12 +135,15 @@ def ours(
     of_triton: fields of the implementation in Triton besides those that it always has.
     """
 
-    def run(backend: str) -> Callable[..., Any]:
-        return around(partial(op, backend=backend))
+    def load_triton() -> Callable[..., Any]:
+        # raises ImportError where Triton is missing
+        import triton  # noqa: F401
+
+        return around(partial(op, backend="triton"))
 
     return (
-        Implementation("triton", "ours", needs_triton(run("triton")), cold_start=True, **of_triton),
-        Implementation("torch", "ours", lambda: run("torch")),
+        Implementation("triton", "ours", load_triton, cold_start=True, **of_triton),
+        Implementation("torch", "ours", lambda: around(partial(op, backend="torch"))),
     )
 
 
@@ -193,13 +185,23 @@ def with_final_state(reference: Callable[..., tuple[Tensor, Tensor | None]]) -> 
     return run
 
 
-def updated(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A step that also returns the state that it has updated in place, so that the state can be judged.
+def updated(step: Callable[..., Tensor], states: Sequence[str] = ("state",)) -> Callable[..., tuple[Tensor, ...]]:
+    """A step that also returns the states that it has updated in place, so that they can be judged.
 
-    Every call continues from the state that the call before it left.
+    Every call continues from the states that the call before it left.
     """
 
-    def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
-        return step(state=state, **inputs), state
+    def run(**inputs: Any) -> tuple[Tensor, ...]:
+        return step(**inputs), *(inputs[name] for name in states)
 
     return run
+
+
+def first(results: Any) -> Any:
+    """The first result of a peer that gives several."""
+    return results[0]
+
+
+def time_second(y: Tensor) -> Tensor:
+    """[B, D, T] as [B, T, D], and [B, H, T, K] as [B, T, H, K]."""
+    return y.transpose(1, 2)

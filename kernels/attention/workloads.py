@@ -27,6 +27,7 @@ from subquad.kernels.workload import (
     normal,
     ours,
     sizes,
+    time_second,
     traffic,
 )
 
@@ -78,10 +79,6 @@ def heads_first(inputs: Inputs) -> Inputs:
     return {name: x.transpose(1, 2).contiguous() for name, x in inputs.items()}
 
 
-def time_second(o: Any) -> Any:
-    return o.transpose(1, 2)
-
-
 def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if dtype.itemsize == 2 else f"it runs in half precision only, not in {dtype}"
 
@@ -110,23 +107,20 @@ WORKLOAD = Workload(
     short=at_most(B=2, T=130, H=2),
     implementations=(
         *ours(attention, supports=single_only),
-        Implementation(
-            "sdpa-flash",
-            "torch",
-            partial(load_sdpa, "FLASH_ATTENTION"),
-            heads_first,
-            time_second,
-            half_only,
-            packages=("torch",),
-        ),
-        Implementation(
-            "sdpa-cudnn",
-            "torch",
-            partial(load_sdpa, "CUDNN_ATTENTION"),
-            heads_first,
-            time_second,
-            half_only,
-            packages=("nvidia-cudnn-cu13",),
+        *(
+            Implementation(
+                f"sdpa-{name}",
+                "torch",
+                partial(load_sdpa, kernel),
+                heads_first,
+                time_second,
+                half_only,
+                packages=(package,),
+            )
+            for name, kernel, package in (
+                ("flash", "FLASH_ATTENTION", "torch"),
+                ("cudnn", "CUDNN_ATTENTION", "nvidia-cudnn-cu13"),
+            )
         ),
     ),
     shapes={

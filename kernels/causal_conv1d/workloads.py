@@ -28,6 +28,7 @@ from subquad.kernels.workload import (
     normal,
     ours,
     sizes,
+    time_second,
     traffic,
     with_final_state,
 )
@@ -101,10 +102,6 @@ def time_last(inputs: Inputs) -> Inputs:
 
 def channel_first(inputs: Inputs) -> Inputs:
     return {**inputs, "x": inputs["x"].transpose(1, 2).contiguous(), "weight": inputs["weight"].unsqueeze(1)}
-
-
-def time_second(y: Any) -> Any:
-    return y.transpose(1, 2)
 
 
 PAPER: tuple[Shape, ...] = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subquad.kernels.workload import Implementation, Inputs, Shape
+from subquad.kernels.workload import Implementation, Inputs, Shape, first
 
 
 def load_fla(*, on_flash_qla: bool) -> Callable[..., Any]:
@@ -144,10 +144,6 @@ def only(*decays: str) -> Callable[[Shape, torch.dtype], str | None]:
         return None
 
     return supports
-
-
-def first(result: Any) -> Any:
-    return result[0]
 
 
 FLA = ("fla-core", "tilelang")

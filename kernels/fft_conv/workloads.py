@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ from subquad.kernels.workload import (
     normal,
     ours,
     sizes,
+    time_second,
     traffic,
 )
 
@@ -117,10 +117,6 @@ def has_kernel(shape: Shape, dtype: torch.dtype) -> str | None:
 
 def channel_first(inputs: Inputs) -> Inputs:
     return {name: x if name == "filter" else x.transpose(1, 2).contiguous() for name, x in inputs.items()}
-
-
-def time_second(y: Any) -> Any:
-    return y.transpose(1, 2)
 
 
 def shape_of(inputs: Inputs) -> Shape:

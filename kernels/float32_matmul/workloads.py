@@ -7,14 +7,13 @@ gradient of its input (neither), and `weight` that of its weight (A).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from subquad.kernels.float32_matmul import float32_matmul
 from subquad.kernels.float32_matmul.reference import float32_matmul_reference
-from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, needs_triton, normal, sizes
+from subquad.kernels.workload import Cost, Implementation, Inputs, Shape, Workload, at_most, normal, ours, sizes
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -73,16 +72,9 @@ WORKLOAD = Workload(
     cost=cost,
     short=at_most(R=200, O=150, D=300),
     implementations=(
-        Implementation(
-            "triton",
-            "ours",
-            needs_triton(partial(float32_matmul, backend="triton")),
-            supports=single_only,
-            cold_start=True,
-        ),
+        *ours(float32_matmul, supports=single_only),
         # the parts are made for one product here, while linear maps and readouts make them for several
         Implementation("parts", "ours", load_parts, supports=single_only, cold_start=True),
-        Implementation("torch", "ours", lambda: partial(float32_matmul, backend="torch")),
     ),
     shapes={"quick": PAPER[:1], "paper": PAPER},
     dtypes=(torch.float32,),

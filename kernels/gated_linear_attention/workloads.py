@@ -34,11 +34,13 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    first,
     initial_state,
     named,
     normal,
     ours,
     sizes,
+    time_second,
     traffic,
 )
 
@@ -192,10 +194,6 @@ def as_mlstm(inputs: Inputs) -> Inputs:
     return {**filled, "length": length}
 
 
-def time_second(o: Tensor) -> Tensor:
-    return o.transpose(1, 2)
-
-
 NO_GROUPS = "its heads cannot share queries and keys"
 
 
@@ -211,10 +209,6 @@ def of_fla(shape: Shape, dtype: torch.dtype) -> str | None:
     if "G" in shape:
         return NO_GROUPS
     return "it has no operator with decays of values" if shape["decay"] == "value" else None
-
-
-def first(result: Any) -> Any:
-    return result[0]
 
 
 def both_lengths(heads: int, key_dim: int, value_dim: int, decay: str) -> tuple[Shape, ...]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subquad.kernels.gated_linear_attention.workloads import first, products
+from subquad.kernels.gated_linear_attention.workloads import products
 from subquad.kernels.gated_slot_attention import gated_slot_attention
 from subquad.kernels.gated_slot_attention.reference import gated_slot_attention_reference
 from subquad.kernels.workload import (
@@ -21,9 +20,10 @@ from subquad.kernels.workload import (
     Shape,
     Workload,
     at_most,
+    first,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
     traffic,
 )
@@ -96,10 +96,7 @@ WORKLOAD = Workload(
     shape_of=shape_of,
     short=at_most(B=2, T=130, H=2),
     implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(flat(partial(gated_slot_attention, backend="triton"))), cold_start=True
-        ),
-        Implementation("torch", "ours", lambda: flat(partial(gated_slot_attention, backend="torch"))),
+        *ours(gated_slot_attention, flat),
         Implementation("flash-linear-attention", "peer", load_fla, from_native=first, packages=("fla-core",)),
     ),
     shapes={

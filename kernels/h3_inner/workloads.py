@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from subquad.kernels.h3_inner import h3_inner_step
 from subquad.kernels.h3_inner.reference import h3_inner_step_reference
-from subquad.kernels.lti_ssm import DiagonalSystem
 from subquad.kernels.lti_ssm.workloads import PARAMETERS, make_parameters
+from subquad.kernels.lti_ssm.workloads import with_state as with_states
 from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, named, normal, ours, sizes
 
+STATES = ("window", "state")
 KEEP = ("window", "state", "taps", "shift_skip", *(name for name in PARAMETERS if name != "B"))
+
+
+with_state = partial(with_states, states=STATES)
+"""The step as a function of the inputs of `make_inputs`, which also returns what it has updated."""
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -46,16 +49,6 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """A step of flat arguments that also returns the window and the state that it has updated in place."""
-
-    def run(window: Tensor, state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        system = DiagonalSystem(**{name: inputs.pop(name) for name in PARAMETERS})
-        return step(window=window, state=state, system=system, **inputs), window, state
-
-    return run
-
-
 def shape_of(inputs: Inputs) -> Shape:
     return named("BDN", inputs["state"], M=inputs["taps"].shape[1])
 
@@ -75,6 +68,6 @@ STEP = Workload(
     keep=KEEP,
     backward=False,
     small=({"B": 1, "D": 40, "M": 5, "N": 4}, {"B": 9, "D": 20, "M": 2, "N": 3, "rule": "bilinear"}),
-    states=("window", "state"),
-    in_place=("window", "state"),
+    states=STATES,
+    in_place=STATES,
 )

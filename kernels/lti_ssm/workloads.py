@@ -12,13 +12,13 @@ without the gradients of the system: the part of the work that a kernel which fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subquad.kernels.fft_conv.workloads import channel_first, time_second, torch_fft_conv
+from subquad.kernels.fft_conv.workloads import channel_first, torch_fft_conv
 from subquad.kernels.lti_ssm import DiagonalSystem, lti_ssm, lti_ssm_step
 from subquad.kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
 from subquad.kernels.ssm_kernel import ssm_kernel
@@ -35,8 +35,10 @@ from subquad.kernels.workload import (
     normal,
     ours,
     sizes,
+    time_second,
     traffic,
     uniform,
+    updated,
     with_final_state,
 )
 
@@ -188,14 +190,14 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     )
 
 
-def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A step of flat arguments that also returns the state, which it has updated in place."""
+def with_state(step: Callable[..., Tensor], states: Sequence[str] = ("state",)) -> Callable[..., tuple[Tensor, ...]]:
+    """A step of flat arguments that also returns the states, which it has updated in place."""
 
-    def run(state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
+    def run(**inputs: Any) -> Tensor:
         system = DiagonalSystem(**{name: inputs.pop(name) for name in PARAMETERS})
-        return step(system=system, state=state, **inputs), state
+        return step(system=system, **inputs)
 
-    return run
+    return updated(run, states)
 
 
 def step_shape_of(inputs: Inputs) -> Shape:

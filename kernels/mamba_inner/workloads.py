@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from subquad.kernels.mamba_inner import mamba_inner_step
 from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
-from subquad.kernels.workload import Cost, Inputs, Shape, Workload, at_most, named, normal, ours, sizes, uniform
+from subquad.kernels.workload import (
+    Cost,
+    Inputs,
+    Shape,
+    Workload,
+    at_most,
+    named,
+    normal,
+    ours,
+    sizes,
+    uniform,
+    updated,
+)
 
 TAPS = 4
+STATES = ("window", "state")
 KEEP = ("window", "state", "conv_weight", "conv_bias", "dt_bias", "log_A", "D")
+
+
+with_state = partial(updated, states=STATES)
+"""The step, which then also returns what it has updated."""
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -52,15 +67,6 @@ def half_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return None if dtype.itemsize == 2 else f"takes weights in half precision only, not in {dtype}"
 
 
-def with_state(step: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """A step that also returns the window and the state that it has updated in place, so that they can be judged."""
-
-    def run(window: Tensor, state: Tensor, **inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return step(window=window, state=state, **inputs), window, state
-
-    return run
-
-
 def shape_of(inputs: Inputs) -> Shape:
     return named("BDN", inputs["state"], R=inputs["dt_proj"].shape[1])
 
@@ -83,6 +89,6 @@ STEP = Workload(
     keep=KEEP,
     backward=False,
     small=({"B": 3, "D": 72, "N": 5, "R": 20}, {"B": 1, "D": 100, "N": 16, "R": 5}, {"B": 18, "D": 40, "N": 4, "R": 3}),
-    states=("window", "state"),
-    in_place=("window", "state"),
+    states=STATES,
+    in_place=STATES,
 )

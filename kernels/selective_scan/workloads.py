@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,9 +27,10 @@ from subquad.kernels.workload import (
     at_most,
     initial_state,
     named,
-    needs_triton,
     normal,
+    ours,
     sizes,
+    time_second,
     traffic,
     uniform,
     updated,
@@ -125,10 +125,6 @@ def real_only(shape: Shape, dtype: torch.dtype) -> str | None:
     return "is set up for real states only" if shape.get("form") == "complex" else None
 
 
-def time_second(y: Any) -> Any:
-    return y.transpose(1, 2)
-
-
 def shape_of(inputs: Inputs) -> Shape:
     form = "complex" if inputs["A"].is_complex() else "core" if inputs["z"] is None else "gated"
     return named("BTD", inputs["x"], N=inputs["A"].shape[-1], form=form)
@@ -142,8 +138,7 @@ WORKLOAD = Workload(
     shape_of=shape_of,
     short=at_most(B=2, T=130, D=24),
     implementations=(
-        Implementation("triton", "ours", needs_triton(partial(selective_scan, backend="triton")), cold_start=True),
-        Implementation("torch", "ours", lambda: partial(selective_scan, backend="torch")),
+        *ours(selective_scan),
         Implementation("unfused", "torch", lambda: selective_scan_unfused, supports=real_only),
         Implementation("mamba-ssm", "peer", load_mamba, channel_first, time_second, real_only, packages=("mamba-ssm",)),
     ),
@@ -206,11 +201,7 @@ def step_cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     return Cost(num_bytes=num_bytes, num_flops=once.num_flops, num_exponentials=once.num_exponentials)
 
 
-def load_torch_step() -> Callable[..., tuple[Tensor, Tensor]]:
-    return updated(partial(selective_scan_step, backend="torch"))
-
-
-def load_mamba_step() -> Callable[..., tuple[Tensor, Tensor]]:
+def load_mamba_step() -> Callable[..., tuple[Tensor, ...]]:
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update
 
     return updated(selective_state_update)
@@ -228,10 +219,7 @@ STEP = Workload(
     shape_of=step_shape_of,
     short=at_most(B=2, D=72),
     implementations=(
-        Implementation(
-            "triton", "ours", needs_triton(updated(partial(selective_scan_step, backend="triton"))), cold_start=True
-        ),
-        Implementation("torch", "ours", load_torch_step),
+        *ours(selective_scan_step, updated),
         Implementation("mamba-ssm", "peer", load_mamba_step, supports=real_only, packages=("mamba-ssm",)),
     ),
     shapes={

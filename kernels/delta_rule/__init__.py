@@ -12,6 +12,7 @@ one decay a head), Kimi Delta Attention (Kimi Team 2025, arXiv 2510.26692; one d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,13 +23,7 @@ from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_heads, check_number, check_shapes
 from subquad.kernels.delta_rule.chunked import delta_rule_chunked
 from subquad.kernels.delta_rule.reference import delta_rule_reference, step
-from subquad.kernels.gated_linear_attention.packed import (
-    filled_sequences,
-    has_empty,
-    one_by_one,
-    sequence_ends,
-    states_of_all,
-)
+from subquad.kernels.gated_linear_attention.packed import filled, one_by_one, sequence_ends, states_of_all
 from subquad.kernels.operations import counted, with_state
 
 __all__ = ["delta_rule", "delta_rule_reference", "delta_rule_step", "obstacle"]
@@ -127,61 +122,21 @@ def delta_rule(
     ends = sequence_ends("delta_rule", cu_seqlens, q.shape[0], q.shape[1])
     state_shape = (q.shape[0] if ends is None else len(ends) - 1, v.shape[2], q.shape[3], v.shape[3])
     check_shapes("delta_rule", {"initial_state": (initial_state, state_shape)}, to_go_with="q and v")
-    if ends is not None and has_empty(ends):
-        o, final = delta_rule(
-            q,
-            k,
-            v,
-            beta,
-            log_decay,
-            write=write,
-            plain=plain,
-            scale=scale,
-            initial_state=None if initial_state is None else initial_state[filled_sequences(ends)],
-            return_final_state=True,
-            cu_seqlens=torch.tensor(sorted(set(ends))),
-            backend=backend,
-        )
-        return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
-
-    tensors = (q, k, v, beta, log_decay, write, plain, initial_state)
+    inputs: dict[str, Any] = {
+        "q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay, "write": write, "plain": plain,
+    }  # fmt: skip
+    filled_ends, start = filled(ends, initial_state)
     reason = obstacle(q, k, v, log_decay, write, plain)
-    if use_triton("delta_rule", backend, *tensors, obstacle=reason):
+    if use_triton("delta_rule", backend, *inputs.values(), initial_state, obstacle=reason):
         from subquad.kernels.delta_rule.triton import delta_rule_triton
 
+        states: dict[str, Any] = {"initial_state": start, "return_final_state": return_final_state}
         with on_device_of(q):
-            o, final_state = delta_rule_triton(
-                q,
-                k,
-                v,
-                beta,
-                log_decay,
-                write=write,
-                plain=plain,
-                scale=scale,
-                initial_state=initial_state,
-                return_final_state=return_final_state,
-                sequence_ends=ends,
-            )
-        return o if final_state is None else (o, final_state)
-
-    def run(time: slice, states: slice) -> tuple[Tensor, ...]:
-        o, final = delta_rule_chunked(
-            q[:, time],
-            k[:, time],
-            v[:, time],
-            beta[:, time],
-            None if log_decay is None else log_decay[:, time],
-            write=None if write is None else write[:, time],
-            plain=None if plain is None else plain[:, time],
-            scale=scale,
-            initial_state=None if initial_state is None else initial_state[states],
-            return_final_state=True,
-        )
-        return o, final
-
-    o, final = run(slice(None), slice(None)) if ends is None else one_by_one(run, ends)
-    return (o, final) if return_final_state else o
+            o, final = delta_rule_triton(**inputs, **states, scale=scale, sequence_ends=filled_ends)
+    else:
+        run = partial(delta_rule_chunked, scale=scale, return_final_state=True)
+        o, final = one_by_one(run, inputs, {"initial_state": start}, filled_ends)
+    return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
 
 
 @counted("delta_rule_step")

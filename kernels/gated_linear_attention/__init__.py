@@ -8,22 +8,16 @@ each head), GLA and HGRN2 (one for each key channel) are this operator; gated sl
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import Allowed, check_choice, check_heads, check_number, check_shapes
 from subquad.kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
-from subquad.kernels.gated_linear_attention.packed import (
-    filled_sequences,
-    has_empty,
-    one_by_one,
-    sequence_ends,
-    states_of_all,
-)
+from subquad.kernels.gated_linear_attention.packed import filled, one_by_one, sequence_ends, states_of_all
 from subquad.kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
 from subquad.kernels.operations import counted
 
@@ -76,53 +70,19 @@ def gated_linear_attention(
     ends = sequence_ends("gated_linear_attention", cu_seqlens, q.shape[0], q.shape[1])
     state_shape = (q.shape[0] if ends is None else len(ends) - 1, v.shape[2], q.shape[3], v.shape[3])
     check_shapes("gated_linear_attention", {"initial_state": (initial_state, state_shape)}, to_go_with="q and v")
-    if ends is not None and has_empty(ends):
-        o, final = gated_linear_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            decay_on=decay_on,
-            scale=scale,
-            initial_state=None if initial_state is None else initial_state[filled_sequences(ends)],
-            return_final_state=True,
-            cu_seqlens=torch.tensor(sorted(set(ends))),
-            backend=backend,
-        )
-        return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
+    inputs: dict[str, Any] = {"q": q, "k": k, "v": v, "log_decay": log_decay}
+    options: dict[str, Any] = {"decay_on": decay_on, "scale": scale}
+    filled_ends, start = filled(ends, initial_state)
     if use_triton("gated_linear_attention", backend, q, k, v, log_decay, initial_state):
         from subquad.kernels.gated_linear_attention.triton import gated_linear_attention_triton
 
+        options |= {"initial_state": start, "return_final_state": return_final_state, "sequence_ends": filled_ends}
         with on_device_of(q):
-            o, final_state = gated_linear_attention_triton(
-                q,
-                k,
-                v,
-                log_decay,
-                decay_on=decay_on,
-                scale=scale,
-                initial_state=initial_state,
-                return_final_state=return_final_state,
-                sequence_ends=ends,
-            )
-        return o if final_state is None else (o, final_state)
-
-    def run(time: slice, states: slice) -> tuple[Tensor, ...]:
-        along_time = log_decay is not None and log_decay.dim() > 1
-        o, final = gated_linear_attention_chunked(
-            q[:, time],
-            k[:, time],
-            v[:, time],
-            log_decay[:, time] if log_decay is not None and along_time else log_decay,
-            decay_on=decay_on,
-            scale=scale,
-            initial_state=None if initial_state is None else initial_state[states],
-            return_final_state=True,
-        )
-        return o, final
-
-    o, final = run(slice(None), slice(None)) if ends is None else one_by_one(run, ends)
-    return (o, final) if return_final_state else o
+            o, final = gated_linear_attention_triton(**inputs, **options)
+    else:
+        run = partial(gated_linear_attention_chunked, **options, return_final_state=True)
+        o, final = one_by_one(run, inputs, {"initial_state": start}, filled_ends)
+    return (o, states_of_all(final, initial_state, ends)) if return_final_state else o
 
 
 @counted("gated_linear_attention_step")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,27 +27,44 @@ def sequence_ends(op: str, cu_seqlens: Tensor | None, batch: int, length: int) -
     return ends
 
 
-def has_empty(ends: list[int]) -> bool:
-    """Whether a sequence is empty; the ends of the others are then `sorted(set(ends))`."""
-    return len(set(ends)) < len(ends)
+def filled(ends: list[int] | None, *initial: Tensor | None) -> tuple[Any, ...]:
+    """The ends of the sequences that are not empty, and their initial states."""
+    if ends is None or len(set(ends)) == len(ends):
+        return ends, *initial
+    return sorted(set(ends)), *(None if state is None else state[_indices(ends)] for state in initial)
 
 
-def filled_sequences(ends: list[int]) -> list[int]:
+def _indices(ends: list[int]) -> list[int]:
     """The indices of the sequences that are not empty."""
     return [index for index, (start, end) in enumerate(pairwise(ends)) if start < end]
 
 
-def states_of_all(final: Tensor, initial: Tensor | None, ends: list[int]) -> Tensor:
+def states_of_all(final: Any, initial: Tensor | None, ends: list[int] | None) -> Any:
     """The final states of all N sequences [N, ...] from those of the sequences that are not empty.
 
     The final state of an empty sequence is its initial state, or zero where no initial states [N, ...] are given.
     """
+    if ends is None or len(set(ends)) == len(ends):
+        return final
     before = final.new_zeros((len(ends) - 1, *final.shape[1:])) if initial is None else initial.to(final.dtype)
-    return before.index_copy(0, torch.tensor(filled_sequences(ends), device=final.device), final)
+    return before.index_copy(0, torch.tensor(_indices(ends), device=final.device), final)
 
 
-def one_by_one(run: Callable[[slice, slice], tuple[Tensor, ...]], ends: list[int]) -> tuple[Tensor, ...]:
-    """Joins run(slice of time, slice of states) of each sequence: outputs along time, final states along the batch."""
-    results = [run(slice(*pair), slice(i, i + 1)) for i, pair in enumerate(pairwise(ends))]
+def one_by_one(
+    op: Callable[..., Any],
+    inputs: Mapping[str, Tensor | None],
+    initial: Mapping[str, Tensor | None],
+    ends: list[int] | None,
+) -> Any:
+    """op(**inputs, **initial) of each sequence: its outputs joined along time, its final states along the batch.
+
+    inputs: [1, T, ...], or [H] for what is the same at all positions.   initial: states [N, ...].
+    """
+    if ends is None:
+        return op(**inputs, **initial)
+    results = []
+    for i, (start, end) in enumerate(pairwise(ends)):
+        own = {name: x if x is None or x.dim() == 1 else x[:, start:end] for name, x in inputs.items()}
+        results.append(op(**own, **{name: x if x is None else x[i : i + 1] for name, x in initial.items()}))
     o, *states = zip(*results, strict=True)
     return torch.cat(o, dim=1), *(torch.cat(state) for state in states)

@@ -9,22 +9,15 @@ with bounded memory control (ABC, Peng et al. 2022) passes its own writing stren
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import NO_GRADIENT, on_device_of, use_triton
 from subquad.kernels.checks import check_heads, check_number, check_shapes
 from subquad.kernels.gated_linear_attention import gated_linear_attention_step
-from subquad.kernels.gated_linear_attention.packed import (
-    filled_sequences,
-    has_empty,
-    one_by_one,
-    sequence_ends,
-    states_of_all,
-)
+from subquad.kernels.gated_linear_attention.packed import filled, one_by_one, sequence_ends, states_of_all
 from subquad.kernels.gated_slot_attention.chunked import gated_slot_attention_chunked
 from subquad.kernels.gated_slot_attention.reference import State, gated_slot_attention_reference
 from subquad.kernels.operations import counted
@@ -85,54 +78,29 @@ def gated_slot_attention(
     num_states = q.shape[0] if ends is None else len(ends) - 1
     _check_state("gated_slot_attention", "initial_state", initial_state, num_states, q, v, slots)
     keys, values = (None, None) if initial_state is None else initial_state
-    if ends is not None and has_empty(ends):
-        filled = filled_sequences(ends)
-        o, final = gated_slot_attention(
-            q,
-            k,
-            v,
-            slots,
-            log_decay,
-            scale=scale,
-            initial_state=None if initial_state is None else (initial_state[0][filled], initial_state[1][filled]),
-            return_final_state=True,
-            cu_seqlens=torch.tensor(sorted(set(ends))),
-            backend=backend,
-        )
-        final_state = states_of_all(final[0], keys, ends), states_of_all(final[1], values, ends)
-        return (o, final_state) if return_final_state else o
-    if use_triton("gated_slot_attention", backend, q, k, v, slots, log_decay, keys, values):
+    inputs: dict[str, Any] = {"q": q, "k": k, "v": v, "slots": slots, "log_decay": log_decay}
+    filled_ends, *start = filled(ends, keys, values)
+    o: Tensor
+    final: Any
+    if use_triton("gated_slot_attention", backend, *inputs.values(), keys, values):
         from subquad.kernels.gated_slot_attention.triton import gated_slot_attention_triton
 
+        states = {"initial_state": None if keys is None else tuple(start), "sequence_ends": filled_ends}
         with on_device_of(q):
-            o, last_state = gated_slot_attention_triton(
-                q,
-                k,
-                v,
-                slots,
-                log_decay,
-                scale=scale,
-                initial_state=initial_state,
-                return_final_state=return_final_state,
-                sequence_ends=ends,
+            o, final = gated_slot_attention_triton(
+                **inputs, **states, scale=scale, return_final_state=return_final_state
             )
-        return o if last_state is None else (o, last_state)
+    else:
 
-    def run(time: slice, states: slice) -> tuple[Tensor, ...]:
-        o, (keys, values) = gated_slot_attention_chunked(
-            q[:, time],
-            k[:, time],
-            v[:, time],
-            slots[:, time],
-            None if log_decay is None else log_decay[:, time],
-            scale=scale,
-            initial_state=None if initial_state is None else (initial_state[0][states], initial_state[1][states]),
-            return_final_state=True,
-        )
-        return o, keys, values
+        def run(keys: Tensor | None, values: Tensor | None, **inputs: Tensor) -> tuple[Tensor, ...]:
+            first = None if keys is None or values is None else (keys, values)
+            o, last = gated_slot_attention_chunked(**inputs, scale=scale, initial_state=first, return_final_state=True)
+            return o, *last
 
-    o, *final = run(slice(None), slice(None)) if ends is None else one_by_one(run, ends)
-    return (o, (final[0], final[1])) if return_final_state else o
+        o, *final = one_by_one(run, inputs, {"keys": start[0], "values": start[1]}, filled_ends)
+    if not return_final_state:
+        return o
+    return o, (states_of_all(final[0], keys, ends), states_of_all(final[1], values, ends))
 
 
 def gated_slot_attention_step(

@@ -147,7 +147,7 @@ def report_of(
         notes=(
             *notes_of(plan, cells, shown),
             *selection.left_out,
-            *_shown_by(name, plan.scale, everything, selection.apart),
+            *_shown_by(plan.scale, everything, selection.apart),
         ),
         claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec)),
         sensitivity=tuple(sensitivity),
@@ -165,11 +165,12 @@ def report_of(
     )
 
 
-def _shown_by(name: str, scale: str, runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
-    """The command that shows runs which the report leaves out, beside the others."""
+def _shown_by(scale: str, runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:
+    """The options with which the command shows runs that the report leaves out, beside the others."""
     there = [key for key in ("model.name", *keys) if any(lookup(run.config, key) is not None for run in runs)]
     options = " ".join(f"--by {key}" for key in dict.fromkeys(there))
-    return [f"all of these runs: {CALL} report {name} --scale {scale} {options}"] if keys else []
+    # a report does not know the folders of a grid of one's own and of the rows, which that command names
+    return [f"all of these runs: the same command with --scale {scale} {options}"] if keys else []
 
 
 def _name(rows: pa.Table, folder: Path) -> str:

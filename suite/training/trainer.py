@@ -150,6 +150,10 @@ class Trainer(Worker):
                     self._save_if_possible()
                     saved_at = time.perf_counter()
         self.outcome.step = self.step
+        stages = self.ready.order.stage_steps
+        if 0 < self.step <= stages and not self.selection.done:
+            reason = f"train.budget ended at step {self.step}, within the {stages} of train.length_warmup"
+            raise RunEnded("failed", f"{reason}, before a row of the full length; raise it, or shorten the stages")
         if self.group.agreed(self._seconds() > CHECKPOINT_EVERY_S):
             self._save_if_possible()
         self.trained = True

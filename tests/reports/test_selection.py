@@ -54,7 +54,7 @@ def test_runs_that_are_no_point_of_the_grid_are_left_out_and_named(make):
     report = make(*three(), make_run(seed=3, test=0.1, train={"epochs": 1}))
     assert cell(report, "H3", "AR").num_seeds == 3
     assert note(report, "left out") == ("left out: 1 run with train.epochs: 1, which no point of this grid has")
-    command = "python run_suite.py report demo/table2 --scale paper --by model.name --by train.epochs"
+    command = "the same command with --scale paper --by model.name --by train.epochs"
     assert note(report, "all of these runs") == f"all of these runs: {command}"
 
 

@@ -7,6 +7,7 @@ import torch
 
 from subquad.models import MODELS
 from subquad.suite.registry import Entry, Registry
+from subquad.suite.runs import RunEnded
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
@@ -113,6 +114,16 @@ def test_validation_is_at_the_full_length_from_the_first_stage_on():
     slices = {row["slice"] for row in outcome.rows if row["split"] == "valid" and row["slice"]}
     assert slices == {"length=16"}
     assert {row["step"] for row in outcome.rows if row["split"] == "valid"} == set(range(1, 13))
+
+
+@pytest.mark.parametrize(("share", "step"), [(0.6, 4), (1.0, 8)])
+def test_a_budget_that_ends_within_the_stages_fails_the_run(share, step):
+    """Its rows would be those of a network that has seen no row of the length that they name."""
+    first = [row["value"] for row in trained(make(train={"eval_every": 8}))[0].rows if row["metric"] == "train_flops"]
+    within = {"steps": None, "budget": {"flops": share * first[0] + 1}}
+    with pytest.raises(RunEnded, match=rf"train\.budget ended at step {step}, within the 8 of train\.length_warmup"):
+        trained(make(train=within))
+    trained(make(train={"steps": None, "budget": {"flops": 1.5 * first[0]}}))
 
 
 def test_the_digest_covers_the_rows_of_the_stages():

@@ -44,7 +44,6 @@ from subquad.reports.render.judge import (
 from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
 from subquad.reports.render.rows import StoredRun, as_rows, days_of, load_runs
 from subquad.reports.render.selection import Settled, select_runs, training_times
-from subquad.suite.environment import CALL
 from subquad.suite.metrics import SPENT
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_defaults, lookup

@@ -137,15 +137,11 @@ def selective_scan_step(
         options["negative"] = True
     reals, maps = (x, dt, D, z, dt_bias), (A, B, C, state)
     obstacle = NO_GRADIENT if needs_gradient(*reals, *maps) else None
-    is_complex = _is_complex(*maps)
-    if _use_triton("selective_scan_step", backend, reals, maps, is_complex, obstacle=obstacle):
-        step: Callable[..., Tensor]
-        if is_complex:
-            from subquad.kernels.selective_scan.triton.complex import selective_scan_step_complex as step
-        else:
-            from subquad.kernels.selective_scan.triton import selective_scan_step_triton as step
+    if _use_triton("selective_scan_step", backend, reals, maps, _is_complex(*maps), obstacle=obstacle):
+        from subquad.kernels.selective_scan.triton import selective_scan_step_triton
+
         with on_device_of(x):
-            return step(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, **options)
+            return selective_scan_step_triton(x, dt, A, B, C, state, skip=D, z=z, bias=dt_bias, **options)
     with torch.autocast(x.device.type, enabled=False):
         real = A.real.dtype
         size = dt.to(real) if dt_bias is None else dt.to(real) + dt_bias.to(real)

@@ -13,9 +13,15 @@ from subquad.kernels.device import speaks_ptx
 from subquad.kernels.launch import cdiv, launch, power_of_2
 from subquad.kernels.layout import dense
 from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, decay_of, sigmoid, step_size
+from subquad.kernels.selective_scan.triton.complex.step import _complex_step_kernel
 
 STATE_ELEMENTS = 1024
-"""Number of elements of the state on which one program works."""
+"""Number of elements of the state on which one program works; a complex number is two."""
+STRIDES = (
+    "b_stride_b", "c_stride_b", "b_stride_d", "c_stride_d", "b_stride_n", "c_stride_n",
+    "s_stride_b", "s_stride_d", "s_stride_n",
+)  # fmt: skip
+"""The strides of B, C and the state, in the order of the parameters of `_step_kernel`."""
 
 
 @triton.jit
@@ -77,19 +83,24 @@ def selective_scan_step_triton(
     """`selective_scan_step` without gradients, for arguments whose shapes were checked.
 
     skip is the paper's D, bias is added to dt. Returns y [batch, D] in the dtype of x; the state [batch, D, N] is
-    updated in place and may have any strides.
+    updated in place and may have any strides. It is complex64 where A, B or C is complex.
     """
     batch, width = x.shape
     num_states = A.shape[1]
     padded = power_of_2(num_states)
-    block_d = max(1, STATE_ELEMENTS // padded)
+    is_complex = any(m.is_complex() for m in (A, B, C, state))
+    if is_complex:
+        A, B, C = (m.to(torch.complex64).resolve_conj() for m in (A, B, C))
+    block_d = max(1, STATE_ELEMENTS // (2 * padded if is_complex else padded))
     y = torch.empty(batch, width, dtype=x.dtype, device=x.device)
     x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
-    b_stride_b, b_stride_d, b_stride_n = map_strides(B)
-    c_stride_b, c_stride_d, c_stride_n = map_strides(C)
-    s_stride_b, s_stride_d, s_stride_n = state.stride()
+    (b_b, b_d, b_n), (c_b, c_d, c_n) = _map_strides(B), _map_strides(C)
+    strides = dict(zip(STRIDES, (b_b, c_b, b_d, c_d, b_n, c_n, *state.stride()), strict=True))
+    if is_complex:
+        # in floats, and in the order of the kernel's parameters
+        strides = {name: 2 * strides[name] for name in sorted(strides)}
     launch(
-        _step_kernel,
+        _complex_step_kernel if is_complex else _step_kernel,
         batch * cdiv(width, block_d),
         x=x,
         dt=dt,
@@ -105,27 +116,19 @@ def selective_scan_step_triton(
         x_stride_b=x.stride(0),
         dt_stride_b=dt.stride(0),
         z_stride_b=0 if z is None else z.stride(0),
-        b_stride_b=b_stride_b,
-        c_stride_b=c_stride_b,
-        b_stride_d=b_stride_d,
-        c_stride_d=c_stride_d,
-        b_stride_n=b_stride_n,
-        c_stride_n=c_stride_n,
-        s_stride_b=s_stride_b,
-        s_stride_d=s_stride_d,
-        s_stride_n=s_stride_n,
+        **strides,
         N=num_states,
         NP=padded,
         BLOCK_D=block_d,
         SOFTPLUS=softplus,
         PTX=speaks_ptx(),
-        NEGATIVE=negative,
+        **({} if is_complex else {"NEGATIVE": negative}),
         num_warps=4,
     )
     return y
 
 
-def map_strides(rows: Tensor) -> tuple[int, int, int]:
+def _map_strides(rows: Tensor) -> tuple[int, int, int]:
     """Strides along batch, channels and states of B or C, given as [batch, N], [batch, D, N] or, for all, [1, D, N]."""
     if rows.ndim == 2:
         return rows.stride(0), 0, rows.stride(1)

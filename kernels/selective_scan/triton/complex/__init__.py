@@ -25,6 +25,5 @@ from __future__ import annotations
 
 from subquad.kernels.selective_scan.triton.complex.autograd import selective_scan_complex
 from subquad.kernels.selective_scan.triton.complex.plan import TUNING, Tuning
-from subquad.kernels.selective_scan.triton.complex.step import selective_scan_step_complex
 
-__all__ = ["TUNING", "Tuning", "selective_scan_complex", "selective_scan_step_complex"]
+__all__ = ["TUNING", "Tuning", "selective_scan_complex"]

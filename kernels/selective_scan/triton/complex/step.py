@@ -5,20 +5,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from subquad.kernels.device import speaks_ptx
-from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
 from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
 from subquad.kernels.selective_scan.triton.complex.arithmetic import sin_cos
-from subquad.kernels.selective_scan.triton.step import map_strides
-
-STATES = 512
-"""Number of complex states on which one program works."""
 
 
 @triton.jit
@@ -64,67 +55,3 @@ def _complex_step_kernel(
         b_z = tl.load(z + i_b * z_stride_b + o_d, mask=m_d, other=0.0).to(tl.float32)
         b_y *= b_z * sigmoid(b_z, PTX)
     tl.store(y + i_b * D + o_d, b_y.to(y.dtype.element_ty), mask=m_d)
-
-
-def selective_scan_step_complex(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: Tensor,
-    *,
-    skip: Tensor | None = None,
-    z: Tensor | None = None,
-    bias: Tensor | None = None,
-    softplus: bool = False,
-) -> Tensor:
-    """`selective_scan_step` without gradients and with a complex64 state, for arguments whose shapes were checked.
-
-    skip is the paper's D, bias is added to dt. Returns y [batch, D] in the dtype of x; the state [batch, D, N] is
-    updated in place and may have any strides.
-    """
-    batch, width = x.shape
-    num_states = A.shape[1]
-    padded = power_of_2(num_states)
-    block_d = max(1, STATES // padded)
-    y = torch.empty(batch, width, dtype=x.dtype, device=x.device)
-    x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
-    A, B, C = (m.to(torch.complex64).resolve_conj() for m in (A, B, C))
-    # in real numbers
-    b_strides, c_strides = (tuple(2 * stride for stride in map_strides(m)) for m in (B, C))
-    s_strides = tuple(2 * stride for stride in state.stride())
-    launch(
-        _complex_step_kernel,
-        batch * cdiv(width, block_d),
-        x=x,
-        dt=dt,
-        A=dense(A),
-        B=B,
-        C=C,
-        skip=dense(skip),
-        z=z,
-        bias=dense(bias),
-        state=state,
-        y=y,
-        D=width,
-        x_stride_b=x.stride(0),
-        dt_stride_b=dt.stride(0),
-        z_stride_b=0 if z is None else z.stride(0),
-        **_named_strides(b=b_strides, c=c_strides, s=s_strides),
-        N=num_states,
-        NP=padded,
-        BLOCK_D=block_d,
-        SOFTPLUS=softplus,
-        PTX=speaks_ptx(),
-        num_warps=4,
-    )
-    return y
-
-
-def _named_strides(**strides: tuple[int, ...]) -> dict[str, int]:
-    return {
-        f"{name}_stride_{axis}": value
-        for name, values in strides.items()
-        for axis, value in zip("bdn", values, strict=True)
-    }

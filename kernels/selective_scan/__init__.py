@@ -130,7 +130,7 @@ def selective_scan_step(
     Triton path has no gradient, so auto takes it only where no gradient is recorded; ValueError where backend="triton"
     is asked for a gradient.
     """
-    _check_step(x, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias)
+    _check("selective_scan_step", x, A, dt=dt, B=B, C=C, state=state, D=D, z=z, dt_bias=dt_bias)
     options = {"softplus": dt_softplus}
     if negative_eigenvalues:
         _check_real("selective_scan_step", A, B, C, state)
@@ -205,7 +205,7 @@ def _scan_groups(
 def _choose(tensors: tuple[Any, ...], backend: str, negative: bool) -> tuple[bool, bool]:
     """Whether the scan of these tensors runs in Triton, and whether one is complex; refuses what does not fit."""
     x, dt, A, B, C, D, z, dt_bias, initial_state = tensors
-    _check(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
+    _check("selective_scan", x, A, dt=dt, B=B, C=C, D=D, z=z, dt_bias=dt_bias, initial_state=initial_state)
     if negative:
         _check_real("selective_scan", A, B, C, initial_state)
     maps = A, B, C, initial_state
@@ -237,57 +237,23 @@ def _use_triton(
     return use_triton(op, backend, *reals, *maps, obstacle=obstacle)
 
 
-def _check(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    initial_state: Tensor | None,
-) -> None:
-    shape = x.shape
-    if len(shape) != 3 or shape[1] == 0:
-        raise ValueError(f"selective_scan: x must be [batch, length, width] with length >= 1, got {list(shape)}.")
-    batch, length, width = shape
+def _check(op: str, x: Tensor, A: Tensor, **others: Tensor | None) -> None:
+    """others: the further tensors of the scan or of the step by their names."""
+    shape, is_step = x.shape, op == "selective_scan_step"
+    if len(shape) != (2 if is_step else 3) or not (is_step or shape[1]):
+        axes = "[batch, width]" if is_step else "[batch, length, width] with length >= 1"
+        raise ValueError(f"{op}: x must be {axes}, got {list(shape)}.")
+    batch, width = shape[0], shape[-1]
     if A.ndim != 2 or A.shape[0] != width:
-        raise ValueError(f"selective_scan: A must be [width, N] with width {width}, got {list(A.shape)}.")
-    state = A.shape[1]
-    maps = [(batch, length, state), (width, state)]
-    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
-        "dt": (dt, shape), "B": (B, maps), "C": (C, maps), "D": (D, (width,)), "z": (z, shape),
-        "dt_bias": (dt_bias, (width,)), "initial_state": (initial_state, (batch, width, state)),
-    }  # fmt: skip
-    check_shapes("selective_scan", wanted, to_go_with="x and A")
-
-
-def _check_step(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    state: Tensor,
-    *,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-) -> None:
-    if x.ndim != 2:
-        raise ValueError(f"selective_scan_step: x must be [batch, width], got {list(x.shape)}.")
-    if A.ndim != 2 or A.shape[0] != x.shape[1]:
-        raise ValueError(f"selective_scan_step: A must be [width, N] with width {x.shape[1]}, got {list(A.shape)}.")
-    batch, width = x.shape
+        raise ValueError(f"{op}: A must be [width, N] with width {width}, got {list(A.shape)}.")
     num_states = A.shape[1]
-    maps = [(batch, num_states), (batch, width, num_states), (1, width, num_states)]
-    wanted: dict[str, tuple[Tensor | None, Allowed]] = {
-        "dt": (dt, (batch, width)), "B": (B, maps), "C": (C, maps), "state": (state, (batch, width, num_states)),
-        "D": (D, (width,)), "z": (z, (batch, width)), "dt_bias": (dt_bias, (width,)),
+    state = (batch, width, num_states)
+    maps = [(*shape[:-1], num_states), *([state, (1, width, num_states)] if is_step else [(width, num_states)])]
+    allowed: dict[str, Allowed] = {
+        "dt": shape, "z": shape, "B": maps, "C": maps, "D": (width,), "dt_bias": (width,), "initial_state": state,
+        "state": state,
     }  # fmt: skip
-    check_shapes("selective_scan_step", wanted, to_go_with="x and A")
+    check_shapes(op, {name: (tensor, allowed[name]) for name, tensor in others.items()}, to_go_with="x and A")
 
 
 def _check_real(op: str, *tensors: Tensor | None) -> None:

@@ -13,7 +13,7 @@ import importlib.util
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from subquad.suite.contracts import Recorder, no_operators
 from subquad.suite.environment import with_extra
@@ -74,6 +74,11 @@ class Settings:
     """Seconds after which the current runs are asked to save a checkpoint and no other starts."""
     enough: Enough | None = None
     """Tells which runs are not needed any more; None: all of them are needed."""
+
+    @property
+    def of_each_run(self) -> dict[str, Any]:
+        """Those of them that are keyword arguments of `suite.runner.execute`."""
+        return {name: getattr(self, name) for name in ("fresh", "threads", "record", "keep_weights", "log")}
 
     def __post_init__(self) -> None:
         for name, value, most in (

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from subquad.suite.contracts import Recorder, no_operators
 from subquad.suite.environment import cores, device_name, pick_device
 from subquad.suite.executors.contract import LeftRunningError, Settings
 from subquad.suite.executors.packing import Room, multi_process_service
@@ -39,7 +38,6 @@ from subquad.suite.options import Config
 from subquad.suite.runner import Finished, execute
 from subquad.suite.runs import Run
 from subquad.suite.store.claims import Claims
-from subquad.suite.store.enough import Enough
 from subquad.suite.training import parallel
 
 SAME_S = 1.0
@@ -161,48 +159,32 @@ def run_all(
     root: Path,
     device: torch.device,
     display: Display,
+    settings: Settings | None = None,
     *,
     jobs: int = 0,
-    repeat: bool = False,
-    fresh: bool = False,
-    threads: int = 1,
-    record: Recorder = no_operators,
-    keep_weights: bool = False,
-    log: Sequence[str] = (),
-    within_s: float | None = None,
     team: Team | None = None,
-    packed: bool = False,
-    enough: Enough | None = None,
     silence_s: float = SILENCE_S,
 ) -> list[Finished]:
-    """Carries out the runs and returns how they ended, in order of their ending. Options are those of `execute`.
+    """Carries out the runs and returns how they ended, in order of their ending.
 
     Other processes may work on the same runs and folder: each run is carried out by one of them.
 
+    settings: those of `run`; their number of runs at a time, of processes, and their device are not read. Where they
+        are `packed`, no more than share a GPU well start at a time (`suite.executors.packing`).
     jobs: runs at a time, each in a worker process; 0: one after the other in this process, which cannot end a run that
         hangs.
-    repeat: whether stored rows are replaced.
-    threads: CPU threads of each training run, the same here and in a worker process, so that its results are, too.
-    within_s: seconds after which the current runs are asked to save a checkpoint and no other starts.
     team: the processes that carry out each run together.
-    packed: start at most `jobs` at a time, and on a GPU no more than share it well (`suite.executors.packing`).
-    enough: tells which runs are not needed any more.
     silence_s: seconds after which a run that gives no sign of life is taken to hang.
 
-    Raises KeyboardInterrupt, or OutOfTimeError after `within_s`, unless all runs ended.
+    Raises KeyboardInterrupt, or OutOfTimeError after `settings.within_s`, unless all runs ended.
     """
-    options: dict[str, Any] = {
-        "fresh": fresh,
-        "threads": threads,
-        "record": record,
-        "keep_weights": keep_weights,
-        "log": log,
-    }
+    settings = settings or Settings()
+    options, packed = settings.of_each_run, settings.packed
     jobs = min(jobs, len(runs))
     flag = StopFlag()
     claims = Claims(root, silence_s=silence_s)
-    with StopSignals(flag, display.stopping, within_s, claims.give_up) as stop, claims:
-        queue = RunQueue(runs, root, claims, display, repeat=repeat, enough=enough)
+    with StopSignals(flag, display.stopping, settings.within_s, claims.give_up) as stop, claims:
+        queue = RunQueue(runs, root, claims, display, repeat=settings.repeat, enough=settings.enough)
         if team is not None:
             run_in_workers(queue, root, [str(team.device(0, device))], flag, options, silence_s=silence_s, team=team)
         elif jobs > 0:
@@ -287,35 +269,18 @@ class Local(Config):
         return f"{processes} x {device_name(device)}"
 
     def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
-        options: dict[str, Any] = {
-            "repeat": settings.repeat,
-            "fresh": settings.fresh,
-            "threads": settings.threads,
-            "record": settings.record,
-            "keep_weights": settings.keep_weights,
-            "log": settings.log,
-            "enough": settings.enough,
-            "silence_s": 60 * self.hang_minutes,
-        }
         device = pick_device(settings.device)
         if parallel.launched():
-            return self._under_torchrun(runs, root, device, display, settings.within_s, options)
+            return self._under_torchrun(runs, root, device, display, settings)
         team = Team(settings.processes, self.sharded) if settings.processes > 1 else None
         jobs = max(1, cores() // settings.threads) if settings.packed else settings.jobs or 1
         if multiprocessing.current_process().daemon or str(root).startswith("memory:"):
             # such a process may start no others, and no other process sees what is written there
             jobs = 0
-        options |= {"within_s": settings.within_s, "team": team, "packed": settings.packed}
-        return run_all(runs, root, device, display, jobs=jobs, **options)
+        return run_all(runs, root, device, display, settings, jobs=jobs, team=team, silence_s=60 * self.hang_minutes)
 
     def _under_torchrun(
-        self,
-        runs: Sequence[Run],
-        root: Path,
-        device: torch.device,
-        display: Display,
-        within_s: float | None,
-        options: dict[str, Any],
+        self, runs: Sequence[Run], root: Path, device: torch.device, display: Display, settings: Settings
     ) -> list[Finished]:
         """Carries out the runs as one of the processes that torchrun has started."""
         if device.type == "cuda":
@@ -328,8 +293,8 @@ class Local(Config):
         if group.rank > 0:
             # rank 0 decides when all of them end
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            follow(root, device, options["threads"])
+            follow(root, device, settings.threads)
             return []
-        ended = run_all(runs, root, device, display, within_s=within_s, **options)
+        ended = run_all(runs, root, device, display, settings, silence_s=60 * self.hang_minutes)
         give(None)
         return ended

@@ -166,7 +166,8 @@ class _Actor:
         self.last = None
         try:
             stop = self.asked_to_stop.is_set
-            finished = execute(run, self.root, self.device, report=report, stop=stop, fresh=fresh, **self.options)
+            options = self.options | {"fresh": fresh}
+            finished = execute(run, self.root, self.device, report=report, stop=stop, **options)
         except KeyboardInterrupt:
             return None, None
         return finished, device_fault(self.device) if finished.status == "failed" else None
@@ -214,13 +215,7 @@ class _Cluster:
         self.tries: Counter[str] = Counter()
         self.lost_nodes: Counter[str] = Counter()
         self.failed_starts = 0
-        self.options = {
-            "threads": settings.threads,
-            "record": settings.record,
-            "keep_weights": settings.keep_weights,
-            "log": settings.log,
-            "sharing": round(1 / gpus) if gpus else 1,
-        }
+        self.options = settings.of_each_run | {"sharing": round(1 / gpus) if gpus else 1}
 
     def carry_out(self, stop: StopFlag) -> None:
         """Carries out the runs until all have ended, or until the current ones have saved once `stop` is set."""

@@ -160,15 +160,8 @@ class _Job:
 
     @classmethod
     def of(cls, run: Run, root: Path, settings: Settings) -> _Job:
-        options = {
-            "fresh": settings.fresh,
-            "threads": settings.threads,
-            "record": settings.record,
-            "keep_weights": settings.keep_weights,
-            "log": settings.log,
-        }
         enough = None if settings.enough is None else settings.enough.of(run, root)
-        return cls(run, root, settings.device, options, settings.repeat, enough)
+        return cls(run, root, settings.device, settings.of_each_run, settings.repeat, enough)
 
     def __call__(self) -> None:
         import submitit

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from subquad.suite.executors.contract import Settings
 from subquad.suite.executors.local import run_all
 from subquad.suite.settings.report_spec import Select
 from subquad.suite.store.enough import Enough
@@ -48,7 +49,7 @@ def enough_of(runs, root, chosen):
 def test_the_other_values_of_a_good_setting_are_not_run(tmp_path):
     runs, display = runs_of(), Recording()
     enough = enough_of(runs, tmp_path, select(0.0))
-    ended = run_all(enough.in_order(runs), tmp_path, CPU, display, enough=enough)
+    ended = run_all(enough.in_order(runs), tmp_path, CPU, display, Settings(enough=enough))
     assert len(ended) == len(display.ended) == 6
     done = {finished.run.run_id for finished in ended if finished.status == "ok"}
     # the first rate of each setting
@@ -63,7 +64,7 @@ def test_the_other_values_of_a_good_setting_are_not_run(tmp_path):
 def test_workers_side_by_side_spare_the_other_values_too(tmp_path):
     runs = runs_of()
     enough = enough_of(runs, tmp_path, select(0.0))
-    ended = run_all(enough.in_order(runs), tmp_path, CPU, Recording(), jobs=2, enough=enough)
+    ended = run_all(enough.in_order(runs), tmp_path, CPU, Recording(), Settings(enough=enough), jobs=2)
     done = {finished.run.run_id for finished in ended if finished.status == "ok"}
     assert {runs[0].run_id, runs[3].run_id} <= done
     # a worker without another run takes the second value of a setting whose first one still runs, and no third
@@ -73,7 +74,7 @@ def test_workers_side_by_side_spare_the_other_values_too(tmp_path):
 def test_all_values_are_run_where_none_is_good_enough(tmp_path):
     runs = runs_of()
     enough = enough_of(runs, tmp_path, select(1.0))
-    ended = run_all(enough.in_order(runs), tmp_path, CPU, Recording(), enough=enough)
+    ended = run_all(enough.in_order(runs), tmp_path, CPU, Recording(), Settings(enough=enough))
     assert [finished.status for finished in ended] == ["ok"] * 6
 
 

@@ -196,7 +196,7 @@ def test_the_service_is_started_where_a_gpu_gets_several_runs(tmp_path, monkeypa
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     runs = [make_run(seed=seed) for seed in range(4)]
     with pytest.raises(ZeroDivisionError):
-        local.run_all(runs, tmp_path, torch.device(device), Recording(), jobs=jobs, packed=packed)
+        local.run_all(runs, tmp_path, torch.device(device), Recording(), Settings(packed=packed), jobs=jobs)
     assert bool(services) == started
 
 

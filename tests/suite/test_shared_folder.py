@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from subquad.suite.executors.contract import Settings
 from subquad.suite.executors.local import OutOfTimeError, run_all
 from subquad.suite.executors.processes import start
 from subquad.suite.executors.queue import RunQueue
@@ -100,7 +101,7 @@ def test_runs_of_others_can_be_left(tmp_path):
     with Claims(tmp_path) as others:
         others.take(run)
         with pytest.raises(OutOfTimeError):
-            run_all([run], tmp_path, CPU, Noting(), within_s=0.3)
+            run_all([run], tmp_path, CPU, Noting(), Settings(within_s=0.3))
     assert not list(tmp_path.rglob("*.parquet"))
 
 
@@ -113,7 +114,7 @@ def test_a_stored_run_is_repeated_from_its_checkpoint_unless_that_is_ignored(tmp
     store(run, tmp_path, "failed")
     display = Noting()
     display.progressed = lambda run, progress: steps.append(progress.step)
-    (finished,) = run_all([run], tmp_path, CPU, display, repeat=True, fresh=fresh)
+    (finished,) = run_all([run], tmp_path, CPU, display, Settings(repeat=True, fresh=fresh))
     assert finished.status == "ok"
     assert min(steps) == (0 if fresh else 5)
     assert not path.exists()
@@ -199,7 +200,7 @@ def test_the_run_of_a_killed_process_is_finished_by_the_other(tmp_path):
     try:
         assert until(there.exists, seconds=200)
         # the claim would expire after three minutes
-        ended = run_all(runs, root, CPU, display, within_s=120)
+        ended = run_all(runs, root, CPU, display, Settings(within_s=120))
     finally:
         other.kill()
     assert [finished.run for finished in ended] == runs[::-1]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from subquad.suite.executors.contract import Settings
 from subquad.suite.executors.local import OutOfTimeError, run_all
 from subquad.suite.runner import ENDED, execute, plan
 from subquad.suite.store import elsewhere, endings, storage
@@ -91,7 +92,7 @@ def test_an_interrupted_run_continues_from_its_checkpoint_on_s3(s3, tmp_path):
     # the time is up long before the run ends, and on a busy machine it may be before the run has begun, too
     for within_s in (2, 5, 15):
         with pytest.raises(OutOfTimeError):
-            run_all([run], s3, CPU, Recording(), within_s=within_s)
+            run_all([run], s3, CPU, Recording(), Settings(within_s=within_s))
         if path.exists():
             break
     assert path.exists()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from subquad.suite.executors import local, processes
+from subquad.suite.executors.contract import Settings
 from subquad.suite.executors.local import OutOfTimeError, StopSignals, run_all
 from subquad.suite.executors.processes import CONTEXT, LOST_SERVER, SERVER_LOST, StopFlag, children, ended, start
 from subquad.suite.executors.queue import RunQueue
@@ -132,7 +133,7 @@ def test_a_grid_whose_time_is_up_continues_later(tmp_path, clock):
 
     display = Late()
     with pytest.raises(OutOfTimeError):
-        run_all(runs, tmp_path, CPU, display, within_s=60)
+        run_all(runs, tmp_path, CPU, display, Settings(within_s=60))
     assert display.stops == 1
     assert display.ended == [runs[0].run_id]
     assert [path.stem for path in tmp_path.rglob("*.checkpoint")] == [runs[1].run_id]

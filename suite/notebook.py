@@ -107,10 +107,7 @@ class Notebook:
                 "seeds": None if seeds is None else _seeds(seeds),
                 "data": None if data is None else Path(data),
             },
-            executor="local",
-            executor_options=(),
             force=force,
-            retry_failed=False,
         )
         with GridDisplay(lasting_console(quiet), len(call.todo), quiet, [item.run for item in call.planned]) as display:
             try:

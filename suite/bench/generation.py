@@ -6,9 +6,8 @@ somebody who waits for it would. The weights and the CUDA graphs of a step and o
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -18,20 +17,10 @@ from subquad.suite.contracts import ModelConfig, TaskSpec
 from subquad.suite.generate import Decoder, Sampling
 from subquad.suite.model import Model
 from subquad.suite.training.measure import reset_peak_memory, synchronize
+from subquad.suite.training.numerics import default_dtype
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 20
 """Generations that are timed at each length; the paper of Mamba has 3."""
-
-
-@contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Within, tensors of no dtype of their own are made in this one."""
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(usual)
 
 
 def build_for_inference(config: ModelConfig, spec: TaskSpec, device: torch.device) -> Model:

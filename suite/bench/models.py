@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from subquad.suite.bench.config import SpeedConfig, SpeedRun
-from subquad.suite.bench.generation import build_for_inference, default_dtype, time_generations, time_peer
+from subquad.suite.bench.generation import build_for_inference, time_generations, time_peer
 from subquad.suite.bench.measure import SEED, Unavailable, sample
 from subquad.suite.bench.series import Series
 from subquad.suite.bench.tuning import forms_compiled_together
@@ -27,7 +27,7 @@ from subquad.suite.model import Model
 from subquad.suite.operations import OperationCounter, OperationsUnknown
 from subquad.suite.training.capture import record
 from subquad.suite.training.measure import reset_peak_memory
-from subquad.suite.training.numerics import autocast, numerics
+from subquad.suite.training.numerics import autocast, default_dtype, numerics
 from subquad.suite.training.readout import mean_loss
 
 MakeStep = Callable[[Model, SpeedConfig, int, torch.device], Callable[[], None]]

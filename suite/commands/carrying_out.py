@@ -92,10 +92,10 @@ def prepare(
     settings: Settings,
     *,
     choice: Mapping[str, Any],
-    executor: str,
-    executor_options: Iterable[str],
-    force: bool,
-    retry_failed: bool,
+    executor: str = "local",
+    executor_options: Iterable[str] = (),
+    force: bool = False,
+    retry_failed: bool = False,
     without_data: bool = False,
 ) -> Call:
     """Checks and plans a call. Arguments are those of the command; every fault is a ValueError.

@@ -29,14 +29,7 @@ def collect(
 
     repository = repository_of(context, plugins)
     (experiment, config, _), runs = resolved_runs(
-        repository,
-        experiment,
-        scale=scale,
-        only=only,
-        overrides=overrides,
-        seeds=seeds,
-        data=data,
-        results=results,
+        repository, experiment, scale=scale, only=only, overrides=overrides, seeds=seeds, data=data, results=results
     )
     console = table_console()
     try:

@@ -43,16 +43,9 @@ def status(
 
     repository = repository_of(context, plugins)
     (experiment, config, _), runs = resolved_runs(
-        repository,
-        experiment,
-        scale=scale,
-        only=only,
-        overrides=overrides,
-        seeds=seeds,
-        data=data,
-        results=results,
+        repository, experiment, scale=scale, only=only, overrides=overrides, seeds=seeds, data=data, results=results,
         without_data=True,
-    )
+    )  # fmt: skip
     said: list[str] = []
     found = standings(runs, results, config.select, said.append, repository.versions)
     console = table_console()

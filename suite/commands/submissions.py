@@ -121,18 +121,7 @@ def _carry_out(
         raise ValueError(f"{shown(folder)}: {faults[0]}")
     entry = manifest.boards[board]
     repository = repository.with_plugins([str(folder / manifest.plugin)])
-    choice = _choice(manifest, entry)
-    call = prepare(
-        repository,
-        [board],
-        results,
-        Settings(device=device),
-        choice=choice,
-        executor="local",
-        executor_options=(),
-        force=False,
-        retry_failed=False,
-    )
+    call = prepare(repository, [board], results, Settings(device=device), choice=_choice(manifest, entry))
     place = folder / REPEATED / board / entry.scale
     chosen = _shown_runs(repository, folder, manifest, board)
     wanted = [item for item in call.planned if item.run.run_id in chosen and item.run.seed == seed]

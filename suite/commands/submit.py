@@ -75,7 +75,12 @@ def submit(
         raise ValueError(
             "submit: files of Subquad differ from its commit, so nobody could repeat the runs; commit or stash them"
         )
-    call = _prepare(repository, offer, results, device, jobs, dry_run)
+    # imported behind the checks that need no torch
+    from subquad.suite.commands.carrying_out import prepare
+    from subquad.suite.executors.contract import Settings
+
+    settings = Settings(device=device, jobs=jobs)
+    call = prepare(repository, [offer.board], results, settings, choice=offer.choice, without_data=dry_run)
     run = check_budget(repository, offer, [item.run for item in call.planned])
     size = size_of(run)
     print(
@@ -191,26 +196,6 @@ def _check_place(offer: Offer, out: Path) -> None:
             f"{folder}: has another {offer.name} than {offer.plugin}; remove the folder if it is an earlier revision "
             "of yours, or else choose another name in MODELS"
         )
-
-
-def _prepare(
-    repository: Repository, offer: Offer, results: Path, device: str | None, jobs: int | None, dry_run: bool
-) -> Call:
-    from subquad.suite.commands.carrying_out import prepare
-    from subquad.suite.executors.contract import Settings
-
-    return prepare(
-        repository,
-        [offer.board],
-        results,
-        Settings(device=device, jobs=jobs),
-        choice=offer.choice,
-        executor="local",
-        executor_options=(),
-        force=False,
-        retry_failed=False,
-        without_data=dry_run,
-    )
 
 
 def check_budget(repository: Repository, offer: Offer, runs: Sequence[Run]) -> Any:

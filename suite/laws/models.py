@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from subquad.suite.contracts import TaskSpec
 from subquad.suite.model import Model
 from subquad.suite.registry import few
 from subquad.suite.state import tensors
+from subquad.suite.training.numerics import default_dtype
 
 LENGTH = 70
 """Positions of the test sequences: more than a chunk of 64, which many operators compute by."""
@@ -37,21 +38,11 @@ SMALL = {"num_layers": 2, "d_model": 32, "init_std": 0.2}
 network contributes to its output."""
 
 
-@contextmanager
-def _floats(dtype: torch.dtype) -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(default)
-
-
 def build(config: Any, spec: TaskSpec = TOKENS, *, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     """A small network in evaluation mode, the same at every call. config: the class of its configuration."""
     sizes = {name: value for name, value in SMALL.items() if name in config.model_fields}
     torch.manual_seed(0)
-    with _floats(dtype):
+    with default_dtype(dtype):
         return config(**{**sizes, **options}).build(spec).eval()
 
 

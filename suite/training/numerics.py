@@ -31,6 +31,17 @@ def host_threads(count: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Within, tensors of no dtype of their own are made in this one."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+@contextlib.contextmanager
 def numerics(precision: Precision, *, deterministic: bool = False) -> Iterator[None]:
     """Sets the precision of matrix products and determinism for a run, and puts both back."""
     matmul = torch.get_float32_matmul_precision()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from subquad.suite.contracts import TaskSpec
+from subquad.suite.training.numerics import default_dtype
 from tests.laws.draw import LENGTH, Draw
 
 
@@ -173,12 +174,8 @@ def networks(model: str) -> tuple[Network, ...]:
 def build(config: type, network: Network, **options: Any) -> Any:
     """The network in float64, with the weights of seed 0."""
     torch.manual_seed(0)
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         return config(**{"num_layers": 2, "d_model": 16, **network.options, **options}).build(SPECS[network.spec])
-    finally:
-        torch.set_default_dtype(default)
 
 
 def logits_and_gradients(model: Any, network: Network) -> tuple[Tensor, list[Tensor]]:

@@ -24,6 +24,7 @@ from subquad.models.transformer import TransformerPPConfig
 from subquad.suite.contracts import TaskSpec
 from subquad.suite.laws import models as laws
 from subquad.suite.laws.accuracy import assert_close
+from subquad.suite.training.numerics import default_dtype
 
 SPEC = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=64, vocab_size=16)
 PAPER_WIDTH = 2048
@@ -94,11 +95,8 @@ def test_small_widths_build_with_any_number_of_heads(config, heads):
 @pytest.mark.parametrize("xpos", [False, True], ids=["rope", "xpos"])
 def test_rotary_scores_depend_on_the_distance_only(xpos):
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         rotary = Rotary(8, 2000, xpos=xpos)
-    finally:
-        torch.set_default_dtype(torch.float32)
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def score(i: int, j: int) -> float:

@@ -12,6 +12,7 @@ from subquad.kernels.cauchy import cauchy
 from subquad.models.parts.hippo import RANKS, diagonal_less_low_rank, low_rank, transition
 from subquad.models.s4 import MIN_DECAY, S4Config, S4Kernel
 from subquad.suite.contracts import TaskSpec
+from subquad.suite.training.numerics import default_dtype
 
 MEASURES = list(RANKS)
 every_measure = pytest.mark.parametrize("measure", MEASURES)
@@ -19,11 +20,8 @@ every_measure = pytest.mark.parametrize("measure", MEASURES)
 
 def make(measure="legs", width=3, d_state=8, **options) -> S4Kernel:
     torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         return S4Kernel(width, d_state, init=measure, **options)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def dense(ssm: S4Kernel, channel: int, C: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

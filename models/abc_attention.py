@@ -21,7 +21,7 @@ Swish on q, k and v (equation 8) nor RMSNorm(swish(.)) on the output (equation 9
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.mixer import Mixer
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.time_axis import LeftPadding, blank, running_sum
 from subquad.suite.bounds import Width
 from subquad.suite.contracts import TaskSpec
@@ -118,14 +117,12 @@ def _running_total(logits: Tensor) -> Tensor:
 class ABCConfig(SwiGLUConfig):
     """ABC in the network of the GSA paper: RMS norms and SwiGLU."""
 
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
+
     num_heads: Width = 4
     num_slots: Width = 64
     forget: Literal["none", "running-mean"] = "none"
     """`none`: slots never decay, the papers' equation. `running-mean`: every slot holds a weighted mean of the past."""
-
-    def check(self, spec: TaskSpec) -> None:
-        super().check(spec)
-        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return ABC(self)

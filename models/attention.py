@@ -33,7 +33,6 @@ from subquad.models.backbone import BackboneConfig
 from subquad.models.parts.casts import autocast_dtype
 from subquad.models.parts.linear import Linear, ResidualLinear, linear, split_linear, unbind
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.positions import Rotary
 from subquad.models.parts.step import shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
@@ -272,6 +271,7 @@ class AttentionConfig(BackboneConfig):
     """A transformer in the style of GPT-2, the baseline of H3 (Fu et al. 2023), table 2."""
 
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal", "rope", "xpos")
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
     left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "window", "masked_heads")
 
     position: Literal["none", "learned", "sinusoidal", "rope", "xpos"] = "learned"
@@ -294,7 +294,6 @@ class AttentionConfig(BackboneConfig):
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
         name = type(self).__name__
-        require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
         head_dim = self.d_model // self.num_heads
         if self.masked_heads is not None and self.masked_heads > self.num_heads:
             raise ValueError(

@@ -35,7 +35,7 @@ from subquad.models.parts.recompute import recomputed_layer
 from subquad.models.parts.short_conv import BaseConv, ShortConv
 from subquad.models.parts.step import step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen, take_positions
-from subquad.suite.bounds import Epsilon, Ratio
+from subquad.suite.bounds import Epsilon, Ratio, Width
 from subquad.suite.contracts import IGNORE, ParamGroup, TaskSpec
 from subquad.suite.model import Convolution, Model
 from subquad.suite.state import map_tensors
@@ -79,6 +79,20 @@ class SwiGLUConfig(BackboneConfig):
     mlp_ratio: Ratio = 8 / 3
     norm: NormKind = "rms"
     norm_eps: Epsilon = 1e-6
+
+
+class KeyWidthConfig(SwiGLUConfig):
+    """Options of such models whose queries and keys have a width of their own."""
+
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model", "key_width")
+
+    num_heads: Width = 4
+    expand_k: Ratio = 0.5
+    """Width of queries and keys, as a multiple of d_model."""
+
+    @property
+    def key_width(self) -> int:
+        return round(self.expand_k * self.d_model)
 
 
 @dataclass

@@ -20,6 +20,8 @@ smaller.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +33,6 @@ from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import Projected
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import NormKind
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
 from subquad.suite.bounds import Ratio, Width
 from subquad.suite.contracts import TaskSpec
@@ -96,6 +97,8 @@ class Based(LinearAttention):
 class BasedConfig(BackboneConfig):
     """Based with its linear attention in every layer."""
 
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
+
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: Ratio = 2.0
     norm: NormKind = "rms"
@@ -103,10 +106,6 @@ class BasedConfig(BackboneConfig):
     """The model of 360M parameters has 16 heads of 64 channels."""
     feature_dim: Width = 16
     """F, the number of channels of a query or key in a head."""
-
-    def check(self, spec: TaskSpec) -> None:
-        super().check(spec)
-        require_divides("based", num_heads=self.num_heads, d_model=self.d_model)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return Based(self)

@@ -22,14 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from subquad.kernels.forget_gate import forget_gate
-from subquad.models.backbone import SwiGLUConfig
+from subquad.models.backbone import KeyWidthConfig
 from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import maps_of, shared_norm, step_linear
-from subquad.suite.bounds import Positive, Ratio, Width
+from subquad.suite.bounds import Positive, Width
 from subquad.suite.contracts import TaskSpec
 
 
@@ -65,14 +64,11 @@ class GLA(GatedLinearMixer):
         return q, k, v.unflatten(-1, (self.num_heads, self.value_dim)), log_decay, next(iter(gates), None)
 
 
-class GLAConfig(SwiGLUConfig):
+class GLAConfig(KeyWidthConfig):
     """GLA in the network of the GSA paper: RMS norms and SwiGLU."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*SwiGLUConfig.left_out_when_off, "from_attention")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (*KeyWidthConfig.left_out_when_off, "from_attention")
 
-    num_heads: Width = 4
-    expand_k: Ratio = 0.5
-    """Width of queries and keys, as a multiple of d_model."""
     damping: Positive = 16.0
     """The forget gate is the sigmoid to the power 1 / damping, which keeps it near one."""
     decay_rank: Width = 16
@@ -80,16 +76,6 @@ class GLAConfig(SwiGLUConfig):
     from_attention: bool = False
     """The form that starts with the weights of a Transformer (GSA paper, section 4.2): ReLU of queries and keys, and no
     output gate. With `expand_k: 1`, all projections have the shapes of attention."""
-
-    @property
-    def key_width(self) -> int:
-        return round(self.expand_k * self.d_model)
-
-    def check(self, spec: TaskSpec) -> None:
-        super().check(spec)
-        name = type(self).__name__
-        require_divides(name, num_heads=self.num_heads, d_model=self.d_model)
-        require_divides(name, num_heads=self.num_heads, key_width=self.key_width)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return GLA(self)

@@ -30,7 +30,6 @@ from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.linear import ResidualLinear, shared_linears, silu_parts
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
 from subquad.suite.bounds import Positive, Ratio, Width
@@ -161,6 +160,7 @@ class GSAConfig(BackboneConfig):
     """GSA in the network of its paper: RMS norms and SwiGLU."""
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "gate", "readout")
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
 
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: Ratio = 8 / 3
@@ -176,10 +176,6 @@ class GSAConfig(BackboneConfig):
     `retnet`: the decay of a head is 1 - 2^(-5 - h), as in RetNet, and writing strengths are those of GSA."""
     readout: Readout | None = None
     """Function of K_t q_t in place of the softmax over slots: none (`identity`), Swish, ReLU or ReLU squared."""
-
-    def check(self, spec: TaskSpec) -> None:
-        super().check(spec)
-        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return GSA(self)

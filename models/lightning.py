@@ -19,6 +19,8 @@ every eighth layer (the model `hybrid` builds such lists of layers). Heads are d
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,7 +29,6 @@ from subquad.models.backbone import SwiGLUConfig
 from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.norms import RMSNorm
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
 from subquad.suite.bounds import Width
 from subquad.suite.contracts import TaskSpec
@@ -66,12 +67,10 @@ class Lightning(GatedLinearMixer):
 class LightningConfig(SwiGLUConfig):
     """Lightning attention in a network of RMS norms and SwiGLU."""
 
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
+
     num_heads: Width = 4
     """MiniMax-01 has 64 heads of 128 channels."""
-
-    def check(self, spec: TaskSpec) -> None:
-        super().check(spec)
-        require_divides("lightning", num_heads=self.num_heads, d_model=self.d_model)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Lightning:
         return Lightning(self, layer)

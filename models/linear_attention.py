@@ -14,7 +14,7 @@ whose value is always one.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,6 @@ from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
 from subquad.suite.bounds import Width
 from subquad.suite.contracts import TaskSpec
@@ -81,6 +80,8 @@ class LinearAttention(GatedLinearMixer):
 class LinearAttentionConfig(BackboneConfig):
     """Linear attention in the network of the other baselines: norms before the branches, and an MLP."""
 
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
+
     num_heads: Width = 4
     feature_map: FeatureMap = "elu+1"
     normalize: bool = True
@@ -90,7 +91,6 @@ class LinearAttentionConfig(BackboneConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
         if self.normalize and self.feature_map in ("swish", "identity"):
             raise ValueError(
                 f"{type(self).__name__}: feature_map={self.feature_map!r} can be negative, so its sum cannot "

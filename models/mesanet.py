@@ -35,17 +35,16 @@ from torch import Tensor, nn
 
 from subquad.kernels.causal_conv1d import causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
-from subquad.models.backbone import SwiGLUConfig
+from subquad.models.backbone import KeyWidthConfig
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.conjugate_gradients import solve
 from subquad.models.parts.initial import reset_taps
 from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import RMSNorm, unit
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import maps_of, shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
-from subquad.suite.bounds import Factor, Positive, Ratio, Width
+from subquad.suite.bounds import Factor, Positive, Ratio
 from subquad.suite.contracts import TaskSpec
 
 LEAST_RIDGE = 0.25
@@ -162,26 +161,18 @@ class MesaNetMixer(FusedStepMixer):
         return {"ridge": self.ridge}
 
 
-class MesaNetConfig(SwiGLUConfig):
+class MesaNetConfig(KeyWidthConfig):
     """MesaNet in the network of its release: RMS norms and SwiGLU."""
 
-    num_heads: Width = 4
     expand_k: Ratio = 1.0
-    """Width of queries and keys, as a multiple of d_model."""
     d_conv: Factor = 4
     """Taps of the convolutions of queries and keys."""
     num_steps: Factor = 30
     """Steps of conjugate gradients for each position."""
     ssm_lr: Positive | None = None
 
-    @property
-    def key_width(self) -> int:
-        return round(self.expand_k * self.d_model)
-
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides("mesanet", num_heads=self.num_heads, d_model=self.d_model)
-        require_divides("mesanet", num_heads=self.num_heads, key_width=self.key_width)
         if not 2 <= self.d_conv <= 4:
             raise ValueError(f"mesanet: needs d_conv in 2..4, got {self.d_conv}.")
 

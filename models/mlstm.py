@@ -30,15 +30,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subquad.models.backbone import SwiGLUConfig
+from subquad.models.backbone import KeyWidthConfig
 from subquad.models.parts.casts import at_least_float32
 from subquad.models.parts.linear import Linear, ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer, Projected
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import HeadNorm
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import shared_norm, step_linear
-from subquad.suite.bounds import Ratio, Width
+from subquad.suite.bounds import Width
 from subquad.suite.contracts import TaskSpec
 
 CAP = 15.0
@@ -95,22 +94,11 @@ class MLSTM(GatedLinearMixer):
         return step_linear(self.out, self.norm(o * factor, gate, gate_activation="sigmoid"), residual=residual)
 
 
-class MLSTMConfig(SwiGLUConfig):
+class MLSTMConfig(KeyWidthConfig):
     """xLSTM with mLSTM layers alone, in the network of its 7B model: RMS norms and SwiGLU."""
 
     num_heads: Width = 4
     """The 7B model has 8 heads at a width of 4096."""
-    expand_k: Ratio = 0.5
-    """Width of queries and keys, as a multiple of d_model."""
-
-    @property
-    def key_width(self) -> int:
-        return round(self.expand_k * self.d_model)
-
-    def check(self, spec: TaskSpec) -> None:
-        super().check(spec)
-        require_divides("mlstm", num_heads=self.num_heads, d_model=self.d_model)
-        require_divides("mlstm", num_heads=self.num_heads, key_width=self.key_width)
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return MLSTM(self)

@@ -27,7 +27,6 @@ from subquad.models.parts.linear import ResidualLinear
 from subquad.models.parts.linear_attention import GatedLinearMixer
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.positions import Rotary
 from subquad.models.parts.step import step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank, positions_seen
@@ -98,6 +97,7 @@ class RetNetConfig(SwiGLUConfig):
     """RetNet in the network of the GSA paper: RMS norms, and a narrow SwiGLU that makes up for the wide values."""
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (*SwiGLUConfig.left_out_when_off, "from_attention")
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
 
     mlp_ratio: Ratio = 4 / 3
     num_heads: Width = 4
@@ -110,7 +110,6 @@ class RetNetConfig(SwiGLUConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides(type(self).__name__, num_heads=self.num_heads, d_model=self.d_model)
         if self.d_model // self.num_heads % 2:
             raise ValueError(
                 f"{type(self).__name__}: the rotation needs an even head size, got d_model / num_heads = "

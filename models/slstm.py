@@ -19,6 +19,7 @@ the same width. Its last linear map starts smaller there.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,6 @@ from subquad.models.parts.channel import ChannelMixerKind
 from subquad.models.parts.initial import reset_taps
 from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import HeadNorm
-from subquad.models.parts.options import require_divides
 from subquad.models.parts.time_axis import LeftPadding, blank
 from subquad.suite.bounds import Factor, Ratio, Width
 from subquad.suite.contracts import TaskSpec
@@ -141,6 +141,8 @@ class SLSTM(Mixer):
 class SLSTMConfig(BackboneConfig):
     """xLSTM with sLSTM layers alone, xLSTM[0:1] in the paper."""
 
+    heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
+
     channel_mixer: ChannelMixerKind = "swiglu"
     mlp_ratio: Ratio = 4 / 3
     num_heads: Width = 4
@@ -149,7 +151,6 @@ class SLSTMConfig(BackboneConfig):
 
     def check(self, spec: TaskSpec) -> None:
         super().check(spec)
-        require_divides("slstm", num_heads=self.num_heads, d_model=self.d_model)
         if self.d_conv is not None and not 2 <= self.d_conv <= 4:
             raise ValueError(f"slstm: needs d_conv in 2..4, or null for no convolution, got {self.d_conv}.")
 

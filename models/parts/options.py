@@ -29,6 +29,8 @@ class NetworkOptions(ModelConfig):
     run, so that older runs keep their ids."""
     positions: ClassVar[tuple[str, ...]] = ("none", "learned", "sinusoidal")
     """The values of `position` that this model supports."""
+    heads_divide: ClassVar[tuple[str, ...]] = ()
+    """Widths that the option `num_heads` of the model must divide."""
     one_mixer_a_layer: ClassVar[bool] = True
     """Whether `mixers` gives one mixer for each of `num_layers`. Only then can a layer of `hybrid` or a block of
     `sashimi` have such a mixer."""
@@ -114,6 +116,8 @@ class NetworkOptions(ModelConfig):
             raise ValueError(
                 f"{name}: mlp_ratio={self.mlp_ratio} of d_model={self.d_model} is an inner width of 0; raise mlp_ratio."
             )
+        for width in self.heads_divide:
+            require_divides(name, num_heads=getattr(self, "num_heads"), **{width: getattr(self, width)})  # noqa: B009
         if self.short_conv not in (0, 2, 3, 4):
             raise ValueError(f"{name}: short_conv must be 0 or 2 to 4, got {self.short_conv}.")
         for layer in self.base_conv_layers:

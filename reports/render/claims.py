@@ -110,6 +110,13 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
     if line["comparison"] not in COMPARISONS:
         allowed = ", ".join(COMPARISONS)
         raise ValueError(f"claims.csv: {line['claim']!r}: comparison {line['comparison']!r} is not one of {allowed}")
+    if not any(len(term) == 2 for side in sides for term in side):
+        raise ValueError(f"claims.csv: {line['claim']!r}: names no cell, `row | column`, that could hold or fail")
+    if "~" in line["comparison"] and any(len(side) == 2 for side in sides):
+        raise ValueError(
+            f"claims.csv: {line['claim']!r}: the table's tolerance is that of a cell, not of a ratio; write the "
+            "bounds of the ratio as two claims, with > and <"
+        )
     starred = any("*" in term for side in sides for term in side)
     columns = [column for column in spec.columns if "speedup_over" not in spec.columns[column]] if starred else [""]
     behind: list[Cell] = []
@@ -119,11 +126,14 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
         if left is None or right is None:
             continue
         behind += [*left.cells, *right.cells]
-        ratios += [number.value for side, number in zip(sides, (left, right), strict=True) if len(side) == 2]
+        known = [number.value for side, number in zip(sides, (left, right), strict=True) if len(side) == 2]
+        ratios += [value for value in known if math.isfinite(value)]
         where = f" at {column}" if column else ""
-        if reason := _doubt(line["comparison"], left, right, spec.tolerance):
+        # the columns that the claim names may have tolerances of their own
+        tolerance = min(spec.of(cell.column, "tolerance") for cell in (*left.cells, *right.cells))
+        if reason := _doubt(line["comparison"], left, right, tolerance):
             doubtful.append(f"{reason}{where}")
-        elif _is_true(line["comparison"], left.value, right.value, spec.tolerance):
+        elif _is_true(line["comparison"], left.value, right.value, tolerance):
             held += 1
         else:
             refuted.append(f"{left.value:.2f} against {right.value:.2f}{where}")
@@ -176,6 +186,8 @@ def _doubt(comparison: str, left: Number, right: Number, tolerance: float) -> st
     lost = sum(count for cell in (*left.cells, *right.cells) for _, count in cell.failures)
     if lost:
         return f"{lost} run{'s' * (lost != 1)} without a value"
+    if math.isnan(left.value + right.value):
+        return "the divisor of the ratio is 0"
     # distance by which the means may move before the claim is no longer true, or no longer false
     room = abs(COMPARISONS[comparison](left.value, right.value, tolerance))
     noise = 2 * math.hypot(left.error, right.error)
@@ -216,11 +228,13 @@ def _term(text: str, spec: TableSpec, claim: str) -> Term:
     row, bar, column = (part.strip() for part in text.partition("|"))
     if not bar:
         try:
-            float(row)
+            known = math.isfinite(float(row))
         except ValueError:
+            known = False
+        if not known:
             raise ValueError(
                 f"claims.csv: {claim!r}: {text!r} is neither a number nor `row | column` nor a ratio of two of them"
-            ) from None
+            )
         return (row,)
     for name, names in ((row, [*spec.rows]), (column, [*spec.columns, "*"])):
         if name not in names:
@@ -229,22 +243,26 @@ def _term(text: str, spec: TableSpec, claim: str) -> Term:
 
 
 def _number(side: Side, column: str, cells: Mapping[tuple[str, str], Cell]) -> Number | None:
-    """The number of a side at one column; None while a cell is empty or the divisor is zero."""
+    """The number of a side at one column; None while a cell is empty. It is NaN where the runs of a cell diverged, and
+    where the divisor is zero."""
     found = []
     for term in side:
         if len(term) == 1:
             found.append(Number(float(term[0]), float(term[0])))
             continue
         cell = cells.get((term[0], column if term[1] == "*" else term[1]))
-        if cell is None or cell.mean is None:
+        if cell is None or (cell.mean is None and "diverged" not in dict(cell.failures)):
             return None
+        if cell.mean is None:
+            found.append(Number(math.nan, math.nan, cells=(cell,)))
+            continue
         error = 0.0 if cell.sd is None else cell.sd / math.sqrt(cell.num_seeds)
         found.append(Number(cell.mean, cell.mean if cell.last is None else cell.last, error, (cell,)))
     if len(found) == 1:
         return found[0]
     above, below = found
     if not below.value:
-        return None
+        return Number(math.nan, math.nan, cells=above.cells + below.cells)
     ratio = above.value / below.value
     error = math.hypot(above.error, ratio * below.error) / abs(below.value)
     return Number(ratio, above.last / below.last if below.last else ratio, error, above.cells + below.cells)

@@ -129,6 +129,14 @@ def shared_unit(units: Iterable[str]) -> str:
     return "" if unit == "fraction" else SHOWN.get(unit, (1.0, unit))[1]
 
 
+def unit_shown(units: Iterable[str], percent: bool) -> str:
+    """`shared_unit`, and the unit in which fractions are shown where all units are fractions."""
+    distinct = set(units)
+    if distinct == {"fraction"}:
+        return "%" if percent else "fraction"
+    return shared_unit(distinct)
+
+
 def fixed(value: float, decimals: int, sign: bool = False) -> str:
     """A number with a fixed count of decimals and no negative zero; 1234 with -2 decimals is 1200."""
     if decimals < 0:

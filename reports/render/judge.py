@@ -24,8 +24,8 @@ from subquad.reports.render.document import (
     SELECTED,
     SELECTED_ON_TEST,
     STAND_IN,
-    shared_unit,
     shown,
+    unit_shown,
 )
 from subquad.reports.render.plan import Plan, Published
 from subquad.reports.render.rows import StoredRun, Value
@@ -152,7 +152,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         failures=tuple((end, ends.count(end)) for end in sorted(set(ends))),
         marks=tuple(mark for mark, used in applies.items() if used),
         last=_last_epoch(plan, column, runs) if epoch_on_test else None,
-        unit=_unit(plan, [value for _, value in measured if value is not None]),
+        unit=unit_shown({value.unit for _, value in measured if value is not None}, plan.spec.percent),
         chosen=chosen,
         mixed=mixed,
         run_ids=tuple(run.run_id for run in ordered),
@@ -183,13 +183,6 @@ def _last_epoch(plan: Plan, column: str, runs: Sequence[StoredRun]) -> float | N
     found = [run.find(metric, "valid" if validates_on_test(run.config) else "test", part) for run in runs]
     numbers = [shown(v.value, v.unit, plan.spec.percent) for v in found if v is not None and v.value is not None]
     return statistics.fmean(numbers) if numbers and len(numbers) == len(runs) else None
-
-
-def _unit(plan: Plan, found: Sequence[Value]) -> str:
-    units = {value.unit for value in found}
-    if units == {"fraction"}:
-        return "%" if plan.spec.percent else "fraction"
-    return shared_unit(units)
 
 
 def speedups(plan: Plan, cells: Sequence[Cell]) -> list[Cell]:

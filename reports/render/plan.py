@@ -14,6 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from subquad.reports.render.document import unit_shown
+from subquad.suite.metrics import METRICS
 from subquad.suite.registry import nearest
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_table, lookup, points, same, seeds_of
@@ -191,7 +193,25 @@ def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
     published = read_expected(folder / "expected.csv")
     spec = config.table or (plain_table(config, grid) if config.baseline else published_table(published))
     check_table(config, scale, str(folder / "grid.yaml"))
-    return Plan(config, spec, scale, grid, published)
+    plan = Plan(config, spec, scale, grid, published)
+    _check_units(plan, folder / "expected.csv")
+    return plan
+
+
+def _check_units(plan: Plan, path: Path) -> None:
+    """Raises ValueError for a published number in another unit than that in which its column shows ours."""
+    units = {name: unit_shown([domain.unit], plan.spec.percent) for name, domain in METRICS.items() if domain.unit}
+    known = {"%", *units.values(), *(domain.unit for domain in METRICS.values())}
+    for (row, column), value in plan.published.items() if plan.config.baseline else ():
+        if column not in plan.spec.columns:
+            continue
+        unit = "x" if plan.is_speedup(column) else units.get(plan.spec.of(column, "metric"))
+        # a unit in the paper's own words, such as `ppl` or `x`, is taken for ours
+        if unit and value.unit and value.unit != unit and value.unit in known:
+            raise ValueError(
+                f"{path}: {row} | {column}: its unit is {value.unit}, and the table shows {unit}; convert the number, "
+                "or change metric or percent of the table"
+            )
 
 
 def pick_scale(config: ExperimentConfig, stored: Collection[str], asked: str | None) -> str:

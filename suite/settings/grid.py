@@ -17,6 +17,7 @@ from subquad.suite.options import alternatives, assignments, located, shortened
 from subquad.suite.registry import few, nearest
 from subquad.suite.runs import Run
 from subquad.suite.settings.config import NO_PLUGINS, ExperimentConfig, check_sections
+from subquad.suite.settings.report_spec import Measurement
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.training.run import TrainingRun
 
@@ -97,7 +98,7 @@ def check_table(config: ExperimentConfig, scale: str, where: str) -> None:
     """
     here = points(config, scale) if config.baseline and config.table else []
     for place, selector in _selectors(config):
-        words = ("against",) if place.startswith("table.rows") else MEASUREMENT
+        words = ("against",) if place.startswith("table.rows") else tuple(Measurement.model_fields)
         for key in selector:
             section, dot, _ = key.partition(".")
             if not (dot and section in config.sections) and key not in words:
@@ -107,10 +108,6 @@ def check_table(config: ExperimentConfig, scale: str, where: str) -> None:
         # the points of all scales are made only where none of this one fits
         if config.baseline and not any(_fits(wanted, point) for point in itertools.chain(here, _everywhere(config))):
             raise ValueError(f"{where}: {place}: {_misfit(wanted, config)}")
-
-
-MEASUREMENT = ("slice", "metric", "split", "at", "chance", "tolerance", "speedup_over", "take")
-"""Keys of a column of the table that select no run: they name a measurement, or say how it is compared."""
 
 
 def _selectors(config: ExperimentConfig) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from subquad.suite.bounds import NonNegative, Score
 from subquad.suite.metrics import SPENT, check_direction, smaller_is_better
-from subquad.suite.options import Config
+from subquad.suite.options import Config, parse
 
 
 class Select(Config):
@@ -67,6 +67,23 @@ class Select(Config):
         return self.enough is not None and score is not None and score >= sign * self.enough
 
 
+Split = Literal["train", "valid", "test", "test-last", "generated", ""]
+"""The rows of a run by what they were measured on; empty for what was measured on no split, such as a time."""
+
+
+class Measurement(Config):
+    """Keys of a column of a table that select no run: they name a measurement, or say how it is compared."""
+
+    slice: str = ""
+    metric: str = "accuracy"
+    split: Split = "test"
+    at: Literal["best"] = "best"
+    chance: Score | None = None
+    tolerance: NonNegative = 1.0
+    speedup_over: str = ""
+    take: Literal["max", "mean"] = "max"
+
+
 class TableSpec(Config):
     """Layout of the paper's table. A selector maps dotted keys of a run to the values that they must have."""
 
@@ -84,7 +101,7 @@ class TableSpec(Config):
     transpose: bool = False
     """Print rows side by side and columns below each other, for few rows and many columns with long titles."""
     metric: str = "accuracy"
-    split: str = "test"
+    split: Split = "test"
     percent: bool = True
     """Show fractions as percentages, as the papers do."""
     decimals: int | None = Field(default=None, ge=0, le=15)
@@ -100,13 +117,20 @@ class TableSpec(Config):
     """Source of the numbers in expected.csv, in one word for the header of their column: `paper`, `peer` for times of
     another project that were measured, `goal` for times that were set. Only a paper's numbers count as published."""
 
+    @field_validator("columns")
+    @classmethod
+    def _measurements(cls, columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        def checked(label: str) -> dict[str, Any]:
+            given = {key: value for key, value in columns[label].items() if key in Measurement.model_fields}
+            return columns[label] | parse(Measurement, given, label).model_dump(exclude_unset=True)
+
+        return {label: checked(label) for label in columns}
+
     def check_options(self) -> None:
         for label, choice in self.columns.items():
             over, take = choice.get("speedup_over"), choice.get("take")
             if (over is None) != (take is None) or (over is not None and over not in self.rows):
                 raise ValueError(f"columns.{label}: speedup_over names a row of the table, and take is max or mean")
-            if take not in (None, "max", "mean"):
-                raise ValueError(f"columns.{label}: take is max or mean, got {take!r}")
 
     def part(self, row: str, column: str) -> str:
         """The slice name that a cell shows; empty for all of a run's rows."""
@@ -171,7 +195,7 @@ class FigureSpec(Config):
     y: str = "accuracy"
     y_label: str = ""
     y_log10: bool = False
-    split: str = "test"
+    split: Split = "test"
     percent: bool = True
     panels: str | None = None
     """A dotted key; the figure has one panel for each of its values."""

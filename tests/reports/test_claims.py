@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import yaml
 
 from subquad.reports.render import render
 from subquad.reports.render.claims import _number as ratio
 from subquad.reports.render.count import CLAIMS, claims_text, count
 from subquad.reports.render.judge import Cell
 from tests.reports.made import (
+    GRID,
+    grid,
     make_run,
     three,
     used,
@@ -143,6 +146,9 @@ def test_a_claim_carries_every_mark_of_its_cells(make):
         ("x,H4 | AR,>,1,s", "no 'H4'.*did you mean 'H3'"),
         ("x,H3 | XX,>,1,s", "no 'XX'"),
         ("x,much,>,1,s", "neither a number nor"),
+        ("x,H3 | AR,>,nan,s", "'nan' is neither a number nor"),
+        ("x,1,<,2,s", "names no cell, `row . column`"),
+        ("x,H3 | AR / S4D | AR,~,1,s", "tolerance is that of a cell, not of a ratio; write the bounds"),
         ("x,H3 | AR,>,1,s,H3 is good", "if is not `row | column >= number`, got 'H3 is good'"),
         ("x,H3 | AR,>,1,s,,y", "follows names no other claim, 'y'"),
     ],
@@ -168,6 +174,28 @@ def test_a_wrong_line_of_the_claims_is_named(make, claims, message):
 def test_close_is_within_the_tables_tolerance(make):
     claims = "claim,left,comparison,right,source\na,H3 | AR,~,100.5,s\nb,H3 | AR,~,101.5,s\nc,H3 | AR,<,101,s\n"
     assert [claim.verdict for claim in make(*three(), claims=claims).claims] == ["holds", "fails", "holds"]
+
+
+def test_close_is_within_the_tolerance_of_a_column_of_its_own(make):
+    table = yaml.safe_load(GRID)["table"]
+    table["columns"]["AR"]["tolerance"] = 0.1
+    claims = "claim,left,comparison,right,source\na,H3 | AR,~,100.3,s\nb,H3 | *,~,99.85,s\n"
+    steady = (0.998,) * 3
+    runs = [*three(values=steady), *three(task="induction-heads", values=steady)]
+    report = make(*runs, config=grid(table=table), claims=claims)
+    assert [claim.verdict for claim in report.claims] == ["fails", "holds"]
+
+
+@pytest.mark.parametrize(
+    ("sides", "reason"),
+    [("H3 | AR,>,S4D | AR", "3 runs without a value"), ("H3 | AR / S4D | IH,>,2", "the divisor of the ratio is 0")],
+)
+def test_a_claim_on_runs_that_gave_no_number_to_compare_is_unclear(make, sides, reason):
+    diverged = [make_run("s4d", seed=seed, status="diverged") for seed in range(3)]
+    runs = [*three(), *diverged, *three("s4d", "induction-heads", values=(0.0, 0.0, 0.0))]
+    (claim,) = make(*runs, claims=f"claim,left,comparison,right,source\na,{sides},s\n").claims
+    assert claim.verdict == "unclear"
+    assert claim.detail.startswith(reason)
 
 
 def test_a_ratio_has_the_error_of_both_of_its_sides():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import re
@@ -79,6 +80,45 @@ def test_a_file_that_a_spreadsheet_saved_is_read_as_any_other(tmp_path):
     path.write_bytes(EXPECTED.replace("\n", "\r\n").encode("utf-8-sig"))
     assert read_expected(path) == expected
     assert expected["H3", "AR"].value == 99.8
+
+
+@pytest.mark.parametrize(
+    ("unit", "table", "shown"),
+    [
+        ("fraction", {}, "%"),
+        ("%", {"percent": False}, "fraction"),
+        ("%", {"metric": "loss"}, "nats"),
+        ("tokens/s", {"metric": "train_throughput"}, "K tokens/s"),
+        ("ppl", {"metric": "perplexity"}, ""),
+        ("%", {"metric": "of_a_plugin"}, ""),
+    ],
+)
+def test_a_published_number_in_another_unit_than_ours_is_an_error(make, unit, table, shown):
+    table = {**yaml.safe_load(GRID)["table"], **table}
+    expected = f"{HEADER}\nH3,AR,0.99,{unit},higher,,,,s\n"
+    with (
+        pytest.raises(ValueError, match=rf"H3 \| AR: its unit is {unit}, and the table shows {shown};")
+        if shown
+        else (contextlib.nullcontext())
+    ):
+        make(config=grid(table=table, figure=None), expected=expected, claims="")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"at": "bset"}, "at: Input should be 'best', got 'bset'"),
+        ({"tolerance": "small"}, "tolerance: Input should be a valid number"),
+        ({"tolerance": -1}, "tolerance: Input should be greater than or equal to 0"),
+        ({"split": "tset"}, "split: Input should be 'train', 'valid', 'test'"),
+        ({"slice": 512}, "slice: Input should be a valid string"),
+    ],
+)
+def test_what_a_column_measures_is_checked(option, words):
+    table = yaml.safe_load(GRID)["table"]
+    table["columns"]["AR"] |= option
+    with pytest.raises(ValueError, match=rf"table\.columns: AR: {words}"):
+        grid(table=table)
 
 
 def test_a_selector_that_selects_nothing_is_an_error(make):

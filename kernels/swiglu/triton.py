@@ -15,6 +15,7 @@ any distance. float32: everything between a load and a store. Bytes: 3 elements 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -122,31 +123,24 @@ def swiglu_bwd(x: Tensor, dy: Tensor, y: Tensor | None = None) -> Tensor:
     return dx
 
 
+def _mapped(y: Tensor, weight: Tensor | None) -> Tensor:
+    """y, or y weight^T where a linear map is behind it."""
+    return y if weight is None else y @ weight.t()
+
+
 class SwiGLU(OnceDifferentiable):
-    """x [..., 2 F] to y [..., F]."""
+    """(x [..., 2 F], weight [D, F] or None) to y [..., F], or to y weight^T [..., D] without y being kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        save(ctx, x)
-        return swiglu_fwd(x)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor]:
-        (x,) = saved(ctx)
-        return (swiglu_bwd(x, dense(dy)),)
-
-
-class SwiGLULinear(OnceDifferentiable):
-    """(x [..., 2 F], weight [D, F]) to y weight^T [..., D]; y is not kept."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
         save(ctx, x, weight)
-        return swiglu_fwd(x) @ weight.t()
+        return _mapped(swiglu_fwd(x), weight)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = saved(ctx)
+        if weight is None:
+            return swiglu_bwd(x, dense(gradient)), None
         rows = gradient.reshape(-1, len(weight))
         dy = rows @ weight
         y = torch.empty_like(dy)
@@ -159,8 +153,7 @@ class Gated(OnceDifferentiable):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor | None) -> Tensor:
         save(ctx, gate, up, weight)
-        y = _forward(gate, up)
-        return y if weight is None else y @ weight.t()
+        return _mapped(_forward(gate, up), weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -192,11 +185,9 @@ class SiluParts(OnceDifferentiable):
 
 def swiglu_triton(x: Tensor, weight: Tensor | None = None, up: Tensor | None = None) -> Tensor:
     """y [..., F], or y weight^T [..., D], in the dtype of x."""
-    if up is not None:
-        with torch.autocast(x.device.type, enabled=False):
+    # a context takes the host as long as a short kernel
+    with nullcontext() if weight is None else torch.autocast(x.device.type, enabled=False):
+        if up is not None:
             return Gated.apply(_rows(x), _rows(up), weight).view(*x.shape[:-1], -1)
-    x = dense(x)
-    if weight is None:
-        return SwiGLU.apply(x) if needs_gradient(x) else swiglu_fwd(x)
-    with torch.autocast(x.device.type, enabled=False):
-        return SwiGLULinear.apply(x, weight) if needs_gradient(x, weight) else swiglu_fwd(x) @ weight.t()
+        x = dense(x)
+        return SwiGLU.apply(x, weight) if needs_gradient(x, weight) else _mapped(swiglu_fwd(x), weight)

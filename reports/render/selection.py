@@ -266,7 +266,8 @@ def select_best(
 
     points: all points of the grid, in its order. num_seeds: seeds that the grid asks for.
 
-    Returns the runs, and run id to the values that were compared.
+    Returns the runs, and run id to the values that were compared. ValueError where values are to be compared and no run
+    was ever measured by `select.by`.
     """
     if select is None:
         return list(runs), {}
@@ -282,6 +283,12 @@ def select_best(
         candidates = sorted(values.values(), key=lambda found: places[found[0].run_id])
         most = min(num_seeds, max(map(len, candidates)))
         candidates = [found for found in candidates if len(found) >= most]
+        ended = [run for found in candidates for run in found if run.status == "ok"]
+        if len(candidates) > 1 and ended and not any(run.values.points(select.by, select.split, "") for run in ended):
+            raise ValueError(
+                f"select.by: no run has {select.by!r} on its rows of {select.split}, such as {ended[0].run_id[:6]} "
+                "(`show` prints what it has), so no value can be chosen by it; name another metric or split"
+            )
         best = _best(candidates, select)
         kept += best
         chosen = places[best[0].run_id]

@@ -32,6 +32,8 @@ class Select(Config):
 
     def check_options(self) -> None:
         check_direction(self.by)
+        if self.split == "train" and self.by != "loss":
+            raise ValueError(f"by: training rows have the loss alone, got {self.by!r}; take it, or split: valid")
 
     @property
     def rule(self) -> str:

@@ -358,7 +358,8 @@ def test_a_zero_that_a_logarithmic_axis_cannot_show_is_said(make):
 
 def test_a_cost_of_another_experiment_stands_beside_its_rows_with_the_device(make):
     costs = [{"experiment": "demo/speed", "column": "AR", "label": "decode (ms)", "note": "four layers"}]
-    other = make(*three(values=(0.0123,)), config=grid(table={**yaml.safe_load(GRID)["table"], "percent": False}))
+    fractions = {**yaml.safe_load(GRID)["table"], "percent": False}
+    other = make(*three(values=(0.0123,)), config=grid(table=fractions), **NOTHING)
     report = make(config=grid(figure={"kind": "seeds", "costs": costs}))
     assert "decode" not in words(draw(report)), "nothing gave the other experiment"
     beside = dataclasses.replace(report, beside=lambda name: dataclasses.replace(other, device="NVIDIA H100"))

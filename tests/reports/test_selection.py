@@ -256,8 +256,10 @@ ON_TEST = {"task_options": {"split_policy": "paper"}}
     [("valid", {}, "*"), ("valid", ON_TEST, "‖"), ("test", {}, "‖"), ("train", ON_TEST, "*")],
 )
 def test_a_setting_that_was_chosen_on_the_test_rows_is_marked(make, split, options, mark):
-    config = grid(sweep={**grid().sweep, "train.lr": [1e-3, 1e-4]}, select={**SELECT, "split": split})
+    by = "loss" if split == "train" else "accuracy"
+    config = grid(sweep={**grid().sweep, "train.lr": [1e-3, 1e-4]}, select={**SELECT, "by": by, "split": split})
     runs = [run for lr in (1e-3, 1e-4) for run in three(valid={100: 0.9}, train={"lr": lr}, **options)]
+    runs = [[{**run[0], "metric": "loss", "unit": "nats", "split": "train"}, *run] for run in runs]
     marks = cell(make(*runs, config=config), "H3", "AR").marks
     assert [found for found in marks if found in "*‖"] == [mark]
 
@@ -342,6 +344,16 @@ def test_selection_is_by_the_mean_and_not_by_the_best_the_median_or_the_worst_se
         for seed, valid in enumerate(seeds)
     ]
     assert cell(make(*runs, config=swept_in(list(values))), "H3", "AR").chosen == "train.lr=1e-05 (best of 3)"
+
+
+def test_a_choice_by_what_no_run_has_is_an_error(make):
+    runs = [make_run(test=test, train={"lr": lr}) for lr, test in ((1e-3, 0.1), (1e-4, 0.9))]
+    # nothing has to be chosen yet
+    assert cell(make(runs[0], config=swept()), "H3", "AR").mean == pytest.approx(10.0)
+    with pytest.raises(ValueError, match=r"select\.by: no run has 'accuracy' on its rows of valid"):
+        make(*runs, config=swept())
+    with pytest.raises(ValueError, match="training rows have the loss alone, got 'accuracy'"):
+        swept_in([1e-3], split="train")
 
 
 def test_selection_by_a_loss_takes_the_lowest(make):

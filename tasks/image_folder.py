@@ -57,6 +57,13 @@ class ImageFolder(PlannedTask):
             if not found[split] and (below or split != "valid"):
                 where = below[0] if below else folder / WORDS[split][0]
                 raise DataError(f"{self.name}: no pictures in {where}/<class>/ ({', '.join(SUFFIXES)}); add some.")
+        known = {path.parent.name for path in found["train"]}
+        for path in (path for files in found.values() for path in files):
+            if path.parent.name not in known:
+                raise DataError(
+                    f"{path.parent}: no training picture has this class, which could not be learnt (they have "
+                    f"{', '.join(sorted(known)[:5])}{', ...' * (len(known) > 5)}); name it alike in every split."
+                )
         return {split: files for split, files in found.items() if files}
 
     def files(self, folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens only.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens with this sum.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text (or ids) to stop behind; repeatable.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampled tokens.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampled tokens.")] = 0,
     plugins: Plugins = None,
     device: Device = None,
     results: StoredResults = None,

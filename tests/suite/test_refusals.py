@@ -21,6 +21,7 @@ REFUSED = [
     ("report quikstart", "unknown experiment 'quikstart'", "'quickstart'"),
     ("list modles", "no kind or folder 'modles' (did you mean 'models'?)"),
     ("show ffffffff", "ffffffff"),
+    (f"generate ffffffff --prompt a --seed {2**63}", "'--seed': Input should be less than or equal to"),
     ("check task flip-flop", "unknown task 'flip-flop'; there are: ", "your own needs --plugin"),
     ("bench causal_conv", "unknown operator 'causal_conv'", "did you mean 'causal_conv1d'"),
     # --set and --only

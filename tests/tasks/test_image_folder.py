@@ -92,6 +92,12 @@ def test_missing_pictures_say_what_to_do(folder, tmp_path):
         ImageFolder(data=folder).fingerprint()
 
 
+def test_a_class_without_training_pictures_is_named(folder):
+    (folder / "test" / "bee").rename(folder / "test" / "Bee")
+    with pytest.raises(DataError, match=r"test/Bee: no training picture has this class.*they have ant, bee, cow\)"):
+        ImageFolder(data=folder, size=8).fingerprint()
+
+
 def test_a_run_trains_on_a_folder_and_is_known_by_its_content(folder):
     run = one_run(
         {"name": "image-folder", "data": str(folder), "size": 8},

@@ -54,6 +54,20 @@ def dense(x: Tensor | None) -> Tensor | None:
 
 
 @overload
+def dense_channels(x: Tensor) -> Tensor: ...
+@overload
+def dense_channels(x: Tensor | None) -> Tensor | None: ...
+def dense_channels(x: Tensor | None) -> Tensor | None:
+    """x itself where neighbouring channels, which are its last axis, are adjacent in memory, else a contiguous copy."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """x [..., F] as [R, F] with adjacent channels; copied where its rows do not follow each other at one distance."""
+    return dense_channels(x.reshape(-1, x.shape[-1]))
+
+
+@overload
 def as_pairs(x: Tensor) -> Tensor: ...
 @overload
 def as_pairs(x: Tensor | None) -> Tensor | None: ...

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from subquad.kernels.device import num_processors
 from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense_channels
 
 COLUMNS = 32
 """Columns that one program adds: 128 bytes of a row in float32."""
@@ -82,8 +83,7 @@ TILE, MAX_COLUMNS, PROGRAMS = 4096, 128, 4
 
 def row_sums(x: Tensor) -> Tensor:
     """The sum over the rows of x [R, N], added in float32, in the dtype of x. It reads x once, in two launches."""
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x = dense_channels(x)
     rows, width = x.shape
     block = min(MAX_COLUMNS, power_of_2(width))
     num_n, tile_rows = cdiv(width, block), TILE // block

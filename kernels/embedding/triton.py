@@ -28,6 +28,7 @@ from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient
 from subquad.kernels.launch import cdiv, launch, power_of_2
+from subquad.kernels.layout import dense_channels
 
 CHUNK = 64
 """Rows of a program."""
@@ -97,7 +98,7 @@ def embedding_gradient(tokens: Tensor, dy: Tensor, num_tokens: int, dtype: torch
     # a radix sort takes a pass for each byte
     narrow = torch.int16 if num_tokens <= 1 << 15 else torch.int32
     tokens, order = tokens.to(narrow).sort(stable=True)
-    dy = dy if dy.stride(1) == 1 else dy.contiguous()
+    dy = dense_channels(dy)
     num_chunks, block_d = cdiv(rows, CHUNK), min(BLOCK_D, power_of_2(width))
     dweight = torch.zeros((num_tokens, width), dtype=dtype or dy.dtype, device=dy.device)
     heads, tails = (torch.empty(num_chunks, width, dtype=torch.float32, device=dy.device) for _ in range(2))

@@ -39,6 +39,7 @@ from torch import Tensor
 from subquad.kernels.device import num_processors
 from subquad.kernels.float16_parts import UNSCALE, halves, power_scale, split_dot
 from subquad.kernels.launch import CompileOptions, cdiv, launch
+from subquad.kernels.layout import dense_channels
 
 SIDE = 128
 """Rows and columns of a tile that shares a scale."""
@@ -206,8 +207,7 @@ def split(x: Tensor) -> Parts:
 
     Its columns are copied where rows are strided. `takes_parts` sees to the number of columns.
     """
-    if x.stride(1) != 1:
-        x = x.contiguous()
+    x = dense_channels(x)
     rows, columns = x.shape
     num_r, num_c = cdiv(rows, SIDE), cdiv(columns, SIDE)
     values = torch.empty(rows, 2, columns, dtype=torch.float16, device=x.device)

@@ -30,7 +30,7 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.device import num_processors
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_rows
 from subquad.kernels.positions import LARGEST_LOG
 
 BLOCK, ELEMENTS = 128, 2048
@@ -217,8 +217,7 @@ def _sizes(x: Tensor, logits: Tensor | None, log_rate: Tensor | None) -> tuple[T
     """x as rows [R, D], the number of their tiles, and the arguments of both kernels behind the tensors but damping
     and layer."""
     width = x.shape[-1]
-    rows = x.reshape(-1, width)
-    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    rows = dense_rows(x)
     layers = 0 if logits is None else len(logits)
     block = min(BLOCK, power_of_2(width))
     tile_rows = min(power_of_2(len(rows)), ELEMENTS // block)

@@ -28,11 +28,11 @@ from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, backward, forward
-from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner, dense_channels
+from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, Planner
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
 from subquad.kernels.gated_slot_attention.reference import State
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.replay import Replayed
 
 SOFTMAX_ELEMENTS = 4096
@@ -119,7 +119,7 @@ def attend(
 ) -> Result:
     """The operator without autograd; `keep` says whether a backward pass follows."""
     q, k, v, slots = dense_channels(q), dense_channels(k), dense_channels(v), dense_channels(slots)
-    g = None if g is None else dense_channels(g)
+    g = dense_channels(g)
     # plans of packed sequences have tables of their own
     call = _attend if options.sequence_ends is None else _attend.function
     tensors = q, k, v, slots, g, dense(keys), dense(values)

@@ -26,7 +26,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from subquad.kernels.launch import cdiv, launch, overlap_options, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.lti_ssm import DiagonalSystem
 from subquad.kernels.ssm_kernel.system import load_system, times
 
@@ -106,7 +106,7 @@ def h3_inner_step_triton(
     """`h3_inner_step` for arguments whose shapes were checked."""
     (batch, width), num_taps, num_states = q.shape, taps.shape[1], state.shape[2]
     tile = tuning(batch)
-    q, k, v = (x if x.stride(1) == 1 else x.contiguous() for x in (q, k, v))
+    q, k, v = map(dense_channels, (q, k, v))
     # in real numbers
     s_stride_b, s_stride_d, s_stride_n = (2 * stride for stride in state.stride())
     log_A_real = dense(system.log_A_real)

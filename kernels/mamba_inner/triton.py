@@ -30,7 +30,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from subquad.kernels.causal_conv1d.triton import causal_conv1d_step_triton
 from subquad.kernels.device import speaks_ptx
 from subquad.kernels.launch import cdiv, launch, overlap_options, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, exp_or_exp2, sigmoid, step_size
 from subquad.kernels.skinny_linear.triton import skinny_linear_triton
 
@@ -120,8 +120,7 @@ def mamba_inner_step_triton(
     batch, width = x.shape
     num_states, rank = log_A.shape[1], dt_proj.shape[1]
     tile = tuning(batch)
-    if z is not None and z.stride(1) != 1:
-        z = z.contiguous()
+    z = dense_channels(z)
     u = causal_conv1d_step_triton(x, dense(conv_weight), dense(conv_bias), window, "silu")
     # several rows are as fast in cuBLAS
     selected = skinny_linear_triton(u, x_proj) if batch == 1 else F.linear(u.to(x_proj.dtype), x_proj)

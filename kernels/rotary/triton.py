@@ -22,7 +22,7 @@ from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 
 ELEMENTS = 2048
 """Pairs of channels of a program."""
@@ -63,12 +63,12 @@ def _rotate(
     batch, length, heads, size = q.shape
     # both in one dtype, because one pointer of the kernel is one or the other
     dtype = torch.promote_types(q.dtype, k.dtype)
-    q, k = (x.to(dtype) if x.stride(3) == 1 else x.to(dtype).contiguous() for x in (q, k))
+    q, k = (dense_channels(x.to(dtype)) for x in (q, k))
     if backward:
         y_q, y_k = torch.empty(batch, length, 2, heads, size, dtype=dtype, device=q.device).unbind(2)
     else:
         y_q, y_k = (torch.empty(q.shape, dtype=dtype, device=q.device) for _ in "qk")
-    time = time if time.stride(-1) == 1 else time.contiguous()
+    time = dense_channels(time)
     block = power_of_2(size // 2)
     rows = max(1, min(ELEMENTS // block, power_of_2(batch * length * heads)))
     launch(

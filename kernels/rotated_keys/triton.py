@@ -39,7 +39,7 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.device import num_processors
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_rows
 from subquad.kernels.sums import row_sums
 
 
@@ -433,12 +433,6 @@ class Plan(NamedTuple):
     """Arguments of the large kernels alone."""
 
 
-def _rows(x: Tensor) -> Tensor:
-    """x [batch, T, N] as [rows, N] with contiguous columns; copied where its rows are not one distance apart."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
 def _plan(inputs: Inputs, tuning: Tuning) -> Plan:
     (batch, length, heads), states, pairs = inputs.dt.shape, inputs.B.shape[1], inputs.w.shape[1]
     block, rest = min(BLOCK_T, power_of_2(length)), states - 2 * pairs
@@ -552,7 +546,7 @@ def rotated_keys_triton(
 ) -> tuple[Tensor, Tensor]:
     """`rotated_keys` for arguments that were checked, in the order of `Inputs`."""
     B, C, *factors, w = tensors
-    inputs = Inputs(*[_rows(B), _rows(C), *map(dense, factors), _rows(w)])
+    inputs = Inputs(*[dense_rows(B), dense_rows(C), *map(dense, factors), dense_rows(w)])
     if kept and all(x is y for x, y in zip(kept[0], tensors, strict=True)):
         prepared = kept[1]
     else:

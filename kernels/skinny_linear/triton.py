@@ -28,7 +28,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from subquad.kernels.launch import CompileOptions, cdiv, launch, overlap_options, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.skinny_linear import Norm
 
 NONE, RMS, LAYER, GROUPS = 0, 1, 2, 3
@@ -208,7 +208,7 @@ def skinny_linear_triton(
         if norm.weight.shape[0] != channels:
             kind, group = GROUPS, norm.weight.shape[0]
     tile = tuning(rows, outputs, channels, group)
-    x, gate, residual = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, gate, residual))
+    x, gate, residual = dense_channels(x), dense_channels(gate), dense_channels(residual)
     dtype = weight.dtype if residual is None else torch.promote_types(weight.dtype, residual.dtype)
     y = torch.empty(rows, outputs, dtype=dtype, device=x.device)
     # Triton looks for multiples of 16 only, but those of 8 are enough for loads of 16 bytes

@@ -29,7 +29,7 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.device import float32_products
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.slstm.reference import EMPTY
 
 BLOCK_B = 16
@@ -284,11 +284,6 @@ def _plan(x: Tensor) -> Plan:
     return Plan(tiles * heads, sizes, {**options, "num_warps": 4 if block_k <= 32 else 8})
 
 
-def _channels(x: Tensor) -> Tensor:
-    """x itself where its last axis is contiguous, else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _forward(
     x: Tensor, recurrent: Tensor, bias: Tensor | None, initial: Tensor | None, final: Tensor | None, *, keep: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -364,7 +359,7 @@ def slstm_triton(
     return_final_state: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """`slstm` for arguments whose shapes were checked: h, and the final state in float32, which may be None."""
-    x, recurrent, bias = _channels(x), dense(recurrent), dense(bias)
+    x, recurrent, bias = dense_channels(x), dense(recurrent), dense(bias)
     initial = None if initial_state is None else dense(initial_state.float())
     if needs_gradient(x, recurrent, bias, initial):
         y, final = SLSTM.apply(x, recurrent, bias, initial)
@@ -379,7 +374,7 @@ def slstm_step_triton(x: Tensor, recurrent: Tensor, bias: Tensor | None, state: 
 
     The state is updated in place where its heads and channels are dense, else by a copy.
     """
-    x, recurrent, bias = _channels(x.unsqueeze(1)), dense(recurrent), dense(bias)
+    x, recurrent, bias = dense_channels(x.unsqueeze(1)), dense(recurrent), dense(bias)
     place = state if state.stride()[2:] == (x.shape[-1], 1) else state.contiguous()
     # a program reads its part of the state before it writes it
     y, _ = _forward(x, recurrent, bias, place, place, keep=False)

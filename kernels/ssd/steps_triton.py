@@ -27,7 +27,7 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.device import speaks_ptx
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_rows
 from subquad.kernels.selective_scan.triton.arithmetic import sigmoid, softplus
 from subquad.kernels.sums import row_sums
 
@@ -108,12 +108,6 @@ def _steps_bwd_kernel(
     b_dx = b_ddt * sigmoid(b_x, PRECISE)
     tl.store(dx + o_y, b_dx.to(dx.dtype.element_ty), mask=m)
     tl.store(p_bias + o_sum, tl.sum(tl.where(m, b_dx, 0.0), 0), mask=o_sum < H)
-
-
-def _rows(x: Tensor) -> Tensor:
-    """x [..., H] as [R, H] with contiguous columns."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
 
 
 def _sizes(x: Tensor, rate: Tensor, share: Tensor | None, length: int, least: float) -> tuple[int, dict[str, Any]]:
@@ -199,7 +193,7 @@ def _forward(
 def ssd_steps_triton(x: Tensor, bias: Tensor, rate: Tensor, share: Tensor | None, least: float) -> tuple[Tensor, ...]:
     """`ssd_steps` for arguments that were checked."""
     shape = x.shape
-    shares = None if share is None else _rows(share)
-    tensors = _rows(x), dense(bias), dense(rate) if share is None else _rows(rate), shares
+    shares = None if share is None else dense_rows(share)
+    tensors = dense_rows(x), dense(bias), dense(rate) if share is None else dense_rows(rate), shares
     run = Steps.apply if needs_gradient(*tensors) else _forward
     return tuple(y.view(shape) for y in run(shape[-2], least, *tensors))

@@ -20,9 +20,9 @@ from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, s
 from subquad.kernels.gated_linear_attention.triton.autograd import padding
 from subquad.kernels.gated_linear_attention.triton.group_reads import Weights
 from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, group_backward, group_forward, group_states
-from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan, dense_channels
+from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Plan
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.replay import Replayed
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_rows
 from subquad.kernels.layout import strides as strides_of
 
 COLUMNS, ELEMENTS = 256, 2048
@@ -77,12 +77,6 @@ def _swiglu_bwd_kernel(
         tl.store(y + o_r * F + o_f, (b_gate * b_sigmoid * b_up).to(y.dtype.element_ty), mask=m)
 
 
-def _rows(x: Tensor) -> Tensor:
-    """x [..., F] as [R, F] with contiguous columns; copied where its rows do not follow each other at one distance."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
 def _tiles(rows: int, width: int) -> tuple[int, dict[str, Any]]:
     """The number of programs for R rows of F columns, and the arguments that both kernels end with."""
     columns = min(COLUMNS, power_of_2(width))
@@ -112,13 +106,13 @@ def _backward(gate: Tensor, up: Tensor | None, dy: Tensor, dgate: Tensor, dup: T
 
 def swiglu_fwd(x: Tensor) -> Tensor:
     """y [..., F] of x [..., 2 F], which is contiguous."""
-    return _forward(*_rows(x).chunk(2, dim=-1)).view(*x.shape[:-1], -1)
+    return _forward(*dense_rows(x).chunk(2, dim=-1)).view(*x.shape[:-1], -1)
 
 
 def swiglu_bwd(x: Tensor, dy: Tensor, y: Tensor | None = None) -> Tensor:
     """The gradient of x [..., 2 F], from that of the result, which is contiguous. The result is written to y."""
     dx = torch.empty_like(x)
-    (gate, up), (dgate, dup) = (_rows(z).chunk(2, dim=-1) for z in (x, dx))
+    (gate, up), (dgate, dup) = (dense_rows(z).chunk(2, dim=-1) for z in (x, dx))
     _backward(gate, up, dy, dgate, dup, y)
     return dx
 
@@ -177,7 +171,7 @@ class SiluParts(OnceDifferentiable):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (x,) = saved(ctx)
         dx = torch.empty_like(x)
-        parts = (_rows(z).chunk(len(gradients), dim=-1) for z in (x, dx))
+        parts = (dense_rows(z).chunk(len(gradients), dim=-1) for z in (x, dx))
         for dy, part, dpart in zip(gradients, *parts, strict=True):
             _backward(part, None, dense(dy), dpart, None, None)
         return dx, None
@@ -188,6 +182,6 @@ def swiglu_triton(x: Tensor, weight: Tensor | None = None, up: Tensor | None = N
     # a context takes the host as long as a short kernel
     with nullcontext() if weight is None else torch.autocast(x.device.type, enabled=False):
         if up is not None:
-            return Gated.apply(_rows(x), _rows(up), weight).view(*x.shape[:-1], -1)
+            return Gated.apply(dense_rows(x), dense_rows(up), weight).view(*x.shape[:-1], -1)
         x = dense(x)
         return SwiGLU.apply(x, weight) if needs_gradient(x, weight) else _mapped(swiglu_fwd(x), weight)

@@ -17,8 +17,8 @@ from subquad.kernels.delta_rule.triton.segments import cut_time
 from subquad.kernels.delta_rule.triton.walk import delta_walk
 from subquad.kernels.device import float32_products, interpreted, is_hopper
 from subquad.kernels.gated_linear_attention.reference import each_head
-from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind, dense_channels
-from subquad.kernels.layout import dense
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, EndStates, decay_kind
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.replay import Replayed
 
 
@@ -60,10 +60,7 @@ def forward(
     q, k, v = dense_channels(q), dense_channels(k), dense_channels(v)
     if g is not None and g.dim() == 4:
         g = dense_channels(g)
-    if write is not None:
-        write = dense_channels(write)
-    if plain is not None:
-        plain = dense_channels(plain)
+    write, plain = dense_channels(write), dense_channels(plain)
     # a plan of packed sequences has tables of its own
     call = _forward if options.sequence_ends is None else _forward.function
     tensors = q, k, v, beta, g, write, plain, dense(initial_state)

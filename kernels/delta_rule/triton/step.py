@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import CHANNEL_DECAY, HEAD_DECAY
-from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels, group_size
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, group_size
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense, strides
+from subquad.kernels.layout import dense, dense_channels, strides
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def delta_rule_step_triton(
     """o [B, H, V] in the dtype of v and the next state [B, H, K, V] in that of the state; see the public operator."""
     (batch, heads, value_dim), (_, groups, key_dim) = v.shape, q.shape
     q, k, v, state = dense_channels(q), dense_channels(k), dense_channels(v), dense(state)
-    write = None if write is None else dense_channels(write)
+    write = dense_channels(write)
     kind = NONE
     if log_decay is not None:
         kind = CHANNEL if log_decay.dim() == 3 else HEAD

@@ -11,9 +11,9 @@ from torch import Tensor
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
 from subquad.kernels.gated_linear_attention.reference import each_head
 from subquad.kernels.gated_linear_attention.triton.passes import GradDtypes, Options, attend, backward
-from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner, dense_channels
+from subquad.kernels.gated_linear_attention.triton.plan import PLANNER, EndStates, Planner
 from subquad.kernels.gated_linear_attention.triton.scores import ChunkFactors
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 
 
 class GatedLinearAttention(OnceDifferentiable):

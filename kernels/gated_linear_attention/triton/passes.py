@@ -22,13 +22,12 @@ from subquad.kernels.gated_linear_attention.triton.plan import (
     Plan,
     Planner,
     decay_kind,
-    dense_channels,
 )
 from subquad.kernels.gated_linear_attention.triton.read import gla_read
 from subquad.kernels.gated_linear_attention.triton.scores import NO_FACTORS, ChunkFactors, gla_scores
 from subquad.kernels.gated_linear_attention.triton.states import gla_states
 from subquad.kernels.gated_linear_attention.triton.walk import gla_walk
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.replay import Replayed
 
 

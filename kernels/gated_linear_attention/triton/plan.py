@@ -237,11 +237,6 @@ class EndStates(NamedTuple):
         return EndStates(first, last)
 
 
-def dense_channels(x: Tensor) -> Tensor:
-    """x with neighbouring channels adjacent in memory, as every kernel reads them."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def position_strides(**strides: Strides | None) -> dict[str, int]:
     """The kernel arguments `x_stride_b`, `x_stride_t` and `x_stride_h` of every tensor [B, T, H, ...] called x.
 

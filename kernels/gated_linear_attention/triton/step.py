@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.gated_linear_attention.triton.decays import CHANNEL_DECAY, HEAD_DECAY, NO_DECAY
-from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, dense_channels, group_size
+from subquad.kernels.gated_linear_attention.triton.plan import CHANNEL, HEAD, NONE, group_size
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 
 
 @triton.jit

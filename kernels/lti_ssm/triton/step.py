@@ -25,7 +25,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from subquad.kernels.launch import cdiv, launch, overlap_options, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.lti_ssm.systems import DiagonalSystem
 from subquad.kernels.ssm_kernel.system import load_system, times
 
@@ -119,7 +119,7 @@ def lti_ssm_step_triton(
     """`lti_ssm_step` for arguments whose shapes were checked; tile replaces the chosen one."""
     (batch, width), num_states = u.shape, state.shape[2]
     tile = tile or tuning(batch, num_states)
-    u, gate_in, gate_out = (x if x is None or x.stride(1) == 1 else x.contiguous() for x in (u, gate_in, gate_out))
+    u, gate_in, gate_out = dense_channels(u), dense_channels(gate_in), dense_channels(gate_out)
     log_A_real = dense(system.log_A_real)
     y = torch.empty(batch, width, dtype=u.dtype, device=u.device)
     # dss-exp is another name of zoh

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.launch import launch
+from subquad.kernels.layout import dense_channels
 from subquad.kernels.norm.triton.plan import Factors, Options, forward_plan
 
 
@@ -25,8 +26,7 @@ def gate_rows(gate: Tensor | None) -> tuple[Tensor | None, GateRows]:
     """The gate, copied if its rows lie otherwise than `GateRows` can say, and where they lie."""
     if gate is None:
         return None, GateRows(1, 0, 0)
-    if gate.stride(-1) != 1:
-        gate = gate.contiguous()
+    gate = dense_channels(gate)
     width = gate.shape[-1]
     if gate.is_contiguous() or gate.ndim == 1:
         return gate, GateRows(1, width, 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subquad.kernels.device import speaks_ptx
 from subquad.kernels.launch import cdiv, launch, power_of_2
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.selective_scan.triton.arithmetic import LOG2E, decay_of, sigmoid, step_size
 from subquad.kernels.selective_scan.triton.complex.step import _complex_step_kernel
 
@@ -93,7 +93,7 @@ def selective_scan_step_triton(
         A, B, C = (m.to(torch.complex64).resolve_conj() for m in (A, B, C))
     block_d = max(1, STATE_ELEMENTS // (2 * padded if is_complex else padded))
     y = torch.empty(batch, width, dtype=x.dtype, device=x.device)
-    x, dt, z = (m if m is None or m.stride(1) == 1 else m.contiguous() for m in (x, dt, z))
+    x, dt, z = dense_channels(x), dense_channels(dt), dense_channels(z)
     (b_b, b_d, b_n), (c_b, c_d, c_n) = _map_strides(B), _map_strides(C)
     strides = dict(zip(STRIDES, (b_b, c_b, b_d, c_d, b_n, c_n, *state.stride()), strict=True))
     if is_complex:

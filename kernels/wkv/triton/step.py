@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subquad.kernels.device import speaks_ptx
 from subquad.kernels.launch import cdiv, launch
-from subquad.kernels.layout import dense
+from subquad.kernels.layout import dense, dense_channels
 from subquad.kernels.wkv.triton.arithmetic import add, exp
 
 BLOCK_D = 128
@@ -49,7 +49,7 @@ def wkv_step_triton(k: Tensor, v: Tensor, log_decay: Tensor, bonus: Tensor, stat
     """`wkv_step` without gradients, for arguments whose shapes were checked; the state may have any strides."""
     batch, width = k.shape
     y = torch.empty(batch, width, dtype=v.dtype, device=v.device)
-    k, v = (m if m.stride(1) == 1 else m.contiguous() for m in (k, v))
+    k, v = dense_channels(k), dense_channels(v)
     s_stride_b, s_stride_i, s_stride_d = state.stride()
     launch(
         _wkv_step_kernel, batch * cdiv(width, BLOCK_D), k=k, v=v, w=dense(log_decay), u=dense(bonus), state=state, y=y,

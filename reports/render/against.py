@@ -37,7 +37,7 @@ def against(report: Report, base: str, rows: Sequence[str] = ()) -> Document:
     if report.timed:
         raise ValueError("--against: times have no seeds to compare over; their spread stands in the report itself")
     pairs = [pair for pair in _pairs(report, base) if not rows or pair[0].row in rows]
-    tested = [pair for pair in pairs if smallest_p(*map(len, _values(pair))) <= ALPHA]
+    tested = [pair for pair in pairs if not _lost(pair) and smallest_p(*map(len, _values(pair))) <= ALPHA]
     corrected = dict(zip(map(id, tested), holm([permutation_p(*_values(pair)) for pair in tested]), strict=True))
     lines = tuple(_line(report, pair, corrected.get(id(pair))) for pair in pairs)
     ids = tuple((*ours.run_ids, *theirs.run_ids) for ours, theirs in pairs)
@@ -62,14 +62,20 @@ def _values(pair: tuple[Cell, Cell]) -> tuple[tuple[float, ...], tuple[float, ..
     return pair[0].values, pair[1].values
 
 
+def _lost(pair: tuple[Cell, Cell]) -> int:
+    """Number of runs of both cells that gave no value. Those that did may be the lucky ones."""
+    return sum(count for cell in pair for _, count in cell.failures)
+
+
 def _line(report: Report, pair: tuple[Cell, Cell], corrected: float | None) -> tuple[str, ...]:
     ours, theirs = pair
     difference = statistics.fmean(ours.values) - statistics.fmean(theirs.values)
     n, m = len(ours.values), len(theirs.values)
-    verdict, p, span = "too few seeds", DASH, DASH
+    verdict, p, span = "seeds lost" if _lost(pair) else "too few seeds", DASH, DASH
     if corrected is not None:
-        better = (difference < 0) == smaller_is_better(report.spec.of(ours.column, "metric"))
-        verdict = ("better" if better else "worse") if corrected <= ALPHA else "tie"
+        lower = smaller_is_better(report.spec.of(ours.column, "metric"))
+        verdict = "differs" if lower is None else "better" if (difference < 0) == lower else "worse"
+        verdict = verdict if corrected <= ALPHA else "tie"
         p = f"{permutation_p(*_values(pair)):.3f}"
         low, high = interval(*_values(pair))
         span = f"[{fixed(low, report.decimals, sign=True)}, {fixed(high, report.decimals, sign=True)}]"
@@ -110,8 +116,10 @@ def _notes(report: Report, pairs: Sequence[tuple[Cell, Cell]], tested: Sequence[
     )
     if not pairs:
         notes.append("no row has values in a column where the other one has; `run` makes them")
+    if any(map(_lost, pairs)):
+        notes.append("seeds lost: runs diverged or failed, so those that are left are no fair choice of seeds")
     enough = next(n for n in itertools.count(2) if smallest_p(n, n) * len(pairs) <= ALPHA)
-    if len(tested) < len(pairs):
+    if any(pair not in tested and not _lost(pair) for pair in pairs):
         notes.append(
             f"too few seeds: no outcome could have p below {ALPHA}, which takes 4 seeds on both sides"
             + f", and {enough} for all {len(pairs)} comparisons" * (enough > 4)

@@ -252,7 +252,12 @@ def _evaluation(run: StoredRun, select: Select) -> tuple[int, float] | None:
     """Step and score of the evaluation that a run is selected by; None for a run that failed."""
     if run.status != "ok":
         return None
-    return select.evaluation(run.values.points(select.by, select.split, ""), lookup(run.config, "train.keep"))
+    return select.evaluation(_measured(run, select), lookup(run.config, "train.keep"))
+
+
+def _measured(run: StoredRun, select: Select) -> list[tuple[int, float | None]]:
+    """Step and value of every evaluation that a run could be selected by."""
+    return run.values.points(select.by, select.split, "")
 
 
 def select_best(
@@ -284,7 +289,7 @@ def select_best(
         most = min(num_seeds, max(map(len, candidates)))
         candidates = [found for found in candidates if len(found) >= most]
         ended = [run for found in candidates for run in found if run.status == "ok"]
-        if len(candidates) > 1 and ended and not any(run.values.points(select.by, select.split, "") for run in ended):
+        if len(candidates) > 1 and ended and not any(_measured(run, select) for run in ended):
             raise ValueError(
                 f"select.by: no run has {select.by!r} on its rows of {select.split}, such as {ended[0].run_id[:6]} "
                 "(`show` prints what it has), so no value can be chosen by it; name another metric or split"

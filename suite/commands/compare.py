@@ -56,10 +56,11 @@ def compare(
     from subquad.suite.store.comparison import collect
     from subquad.suite.store.comparison import compare as compared
     from subquad.suite.store.revisions import extract
+    from subquad.suite.store.rows import MEASUREMENT
 
     repository = repository_of(context)
     only = only or []
-    every_metric = any(text.startswith(("metric=", "split=", "slice=")) for text in only)
+    every_metric = any(text.startswith(MEASUREMENT) for text in only)
 
     # both sides are looked up before either is read, because reading takes long
     sources = {name: _find(name, repository) for name in (a, b)}
@@ -164,14 +165,14 @@ def _table(lines: Sequence[Line], corrected: Mapping[Measure, float]) -> Iterato
     """The lines as text, worse and better ones first. corrected: p of the tested ones, corrected for their number."""
     from subquad.suite.store.comparison import labels
 
-    order = ("worse", "better", "differs", "same", "too few seeds", "identical")
+    order = ("worse", "better", "differs", "same", "seeds lost", "too few seeds", "identical")
     names = labels([line.measure for line in lines])
     devices = {line.measure.device for line in lines} - {""}
     for line in sorted(lines, key=lambda line: order.index(line.verdict)):
         one = line.measure
         mean_a, mean_b = line.means
         ratio = f"x {mean_b / mean_a:.3f}" if mean_a else ""
-        p = "" if line.p is None or line.is_identical else f"{line.p:.3f}"
+        p = "" if line.p is None or line.is_identical or line.lost else f"{line.p:.3f}"
         n, m = len(line.a), len(line.b)
         yield (
             f"{one.experiment} ({one.scale})",
@@ -247,6 +248,8 @@ def _notes(a: str, b: str, sides: tuple[Rows, Rows], comparison: Comparison, sho
             f"{ALPHA * tests:.2g} have p below {ALPHA} by chance; p (Holm): corrected for their number; {left} stay "
             "below"
         )
+    if counts["seeds lost"]:
+        yield "seeds lost: runs of a side ended with an error, so the seeds that are left are no fair choice"
     if counts["too few seeds"]:
         yield f"too few seeds: no outcome could have p below {ALPHA}, which takes 4 seeds on both sides"
     devices = {line.measure.device for line in shown} - {""}

@@ -49,8 +49,9 @@ SPEEDS = frozenset(
 )
 """Metrics of speed and memory that are compared unless a filter names others."""
 
-Verdict = Literal["better", "worse", "differs", "same", "too few seeds", "identical"]
-"""`differs`: of a metric whose name and unit do not say whether a smaller value is the better one."""
+Verdict = Literal["better", "worse", "differs", "same", "seeds lost", "too few seeds", "identical"]
+"""`differs`: of a metric whose name and unit do not say whether a smaller value is the better one. `seeds lost`: some
+runs of a side ended with an error, and those that are left may be the lucky ones."""
 
 
 class Measure(NamedTuple):
@@ -88,6 +89,8 @@ class Rows:
     """Measure to seed to the last value of the newest run."""
     failed: int = 0
     """Runs that ended with an error."""
+    lost: dict[Measure, set[int]] = field(default_factory=dict)
+    """Setting (a measure without metric, split, slice, unit and device) to the seeds of runs that did."""
     facts: dict[str, Counter[str]] = field(default_factory=dict)
     """Fact of the machine or the tree to its values, each with the number of its runs."""
 
@@ -127,7 +130,9 @@ def collect(
                 for name in FACTS:
                     found.facts.setdefault(name, Counter())[str(run[name] or "")] += 1
         is_run = pc.equal(table["metric"], "run")
-        found.failed += sum(status not in ("ok", "n/a") for status in table["status"].filter(is_run).to_pylist())
+        for row in table.filter(pc.and_(is_run, pc.invert(_among(table, "status", ["ok", "n/a"])))).to_pylist():
+            found.failed += 1
+            found.lost.setdefault(_setting(_measure(row, _settings(row["config"]))), set()).add(row["seed"] or 0)
         # most rows are not compared, and to make objects of Python from all of them takes most of the time
         wanted = pc.and_(pc.equal(table["status"], "ok"), pc.and_(pc.is_valid(table["value"]), pc.invert(is_run)))
         table = table.filter(wanted if every_metric else pc.and_(wanted, _is_default(table)))
@@ -152,14 +157,18 @@ def collect(
 def _is_default(table: pa.Table) -> pa.Array:
     """Returns a mask of the rows that are compared where no filter names a metric, split or slice."""
 
-    def among(column: str, values: Iterable[str]) -> pa.Array:
-        return pc.is_in(table[column], pa.array(values, pa.string()))
+    is_whole = pc.or_kleene(pc.is_null(table["slice"]), _among(table, "slice", [""]))
+    is_quality = pc.and_(_among(table, "split", ["test", "generated"]), is_whole)
+    is_quality = pc.and_(is_quality, pc.invert(_among(table, "unit", ["ratio"])))
+    return pc.if_else(_among(table, "unit", SPEED_UNITS), _among(table, "metric", SPEEDS), is_quality)
 
-    is_quality = pc.and_(
-        among("split", ["test", "generated"]), pc.or_kleene(pc.is_null(table["slice"]), among("slice", [""]))
-    )
-    is_quality = pc.and_(is_quality, pc.invert(among("unit", ["ratio"])))
-    return pc.if_else(among("unit", SPEED_UNITS), among("metric", SPEEDS), is_quality)
+
+def _among(table: pa.Table, column: str, values: Iterable[str]) -> pa.Array:
+    return pc.is_in(table[column], pa.array(values, pa.string()))
+
+
+def _setting(measure: Measure) -> Measure:
+    return measure._replace(metric="", split="", slice="", unit="", device="")
 
 
 def _settings(text: str | None) -> str:
@@ -189,6 +198,8 @@ class Line:
     measure: Measure
     a: dict[int, Value]
     b: dict[int, Value]
+    lost: int = 0
+    """Seeds of either side that have no value, because their runs ended with an error."""
 
     @property
     def is_speed(self) -> bool:
@@ -234,6 +245,8 @@ class Line:
             if min(a, b) <= 0:
                 return "same" if a == b else direction
             return direction if max(a / b, b / a) > limit(self.noise) else "same"
+        if self.lost:
+            return "seeds lost"
         if self.smallest_p > ALPHA:
             return "too few seeds"
         return direction if (self.p or 0.0) <= ALPHA else "same"
@@ -308,7 +321,8 @@ class Comparison:
     @cached_property
     def tested(self) -> list[Line]:
         """Lines whose seeds suffice for the test and whose values differ."""
-        return [line for line in self.lines if not (line.is_speed or line.is_identical) and line.smallest_p <= ALPHA]
+        apart = [line for line in self.lines if not (line.is_speed or line.is_identical or line.lost)]
+        return [line for line in apart if line.smallest_p <= ALPHA]
 
     @cached_property
     def corrected(self) -> dict[Measure, float]:
@@ -318,7 +332,11 @@ class Comparison:
 
 def compare(a: Rows, b: Rows) -> Comparison:
     """Holds the measures that both sides have against each other, in the order of A."""
-    lines = [Line(measure, values, b.values[measure]) for measure, values in a.values.items() if measure in b.values]
+
+    def lost(measure: Measure) -> int:
+        return sum(len(side.lost.get(_setting(measure), set()) - side.values[measure].keys()) for side in (a, b))
+
+    lines = [Line(one, values, b.values[one], lost(one)) for one, values in a.values.items() if one in b.values]
     devices: tuple[dict[Measure, set[str]], dict[Measure, set[str]]] = {}, {}
     for found, side in zip(devices, (a, b), strict=True):
         for measure in side.values:

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -92,18 +93,28 @@ def scan(
 ) -> Iterator[pa.Table]:
     """Yields, some files at a time, columns of the rows that satisfy every filter. Each file is read once.
 
+    A row that says how a run ended satisfies each filter of a metric, split or slice.
+
     watch: called with the number of files that have been read.
     skip: called with a sentence on each file that cannot be read (`storage.tables`).
 
     Raises ValueError after the last file for a value of a filter that no row has.
     """
     filters, keys = _filters(only)
-    needed = list(dict.fromkeys((*columns, "config", *keys)))
+    of_runs = _filters([text for text in only if not text.startswith(MEASUREMENT)])
+    needed = list(dict.fromkeys((*columns, "config", "metric", *keys)))
     for table in storage.tables(paths, needed, watch=watch, skip=skip):
         if filters.wanted:
-            table = table.filter(pa.array(_mask(table, filters, keys), pa.bool_()))
+            ends = np.flatnonzero(pc.equal(table["metric"], "run").to_numpy())
+            mask = np.array(_mask(table, filters, keys), dtype=bool)
+            mask[ends] |= np.array(_mask(table.take(ends), *of_runs), dtype=bool)
+            table = table.filter(pa.array(mask))
         yield table.select(columns)
     _check(filters, paths)
+
+
+MEASUREMENT = ("metric=", "split=", "slice=")
+"""Beginnings of the filters that select rows of a run, and no runs."""
 
 
 class Selection:

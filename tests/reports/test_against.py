@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from subquad.reports.render import against, render
 from subquad.reports.render.against import interval
 from subquad.suite.store.comparison import ALPHA, holm, permutation_p, smallest_p
-from tests.reports.made import cell, grid, make_run, note, swept, three
+from tests.reports.made import GRID, cell, grid, make_run, note, swept, three
 
 FOUR = (0.90, 0.92, 0.94, 0.96)
 
@@ -48,6 +49,23 @@ def test_smaller_losses_are_better(make):
     table = {"rows": {"S4D": {"model.name": "s4d"}, "H3": {"model.name": "h3"}}, "columns": columns}
     report = make(*runs, config=grid(table=table), claims="claim,left,comparison,right,source\n")
     assert line(against(report, "S4D"))["verdict"] == "worse"
+
+
+def test_of_a_metric_of_unknown_direction_no_row_is_better_or_worse(make):
+    runs = both((0.97, 0.98, 0.99, 1.0))
+    for rows in runs:
+        next(row for row in rows if row["metric"] == "accuracy").update(metric="coverage", unit="")
+    table = yaml.safe_load(GRID)["table"] | {"metric": "coverage"}
+    assert line(against(make(*runs, config=grid(table=table)), "S4D"))["verdict"] == "differs"
+
+
+def test_seeds_that_are_left_after_failures_are_not_compared(make):
+    """The others of a row that mostly diverges are its lucky ones."""
+    diverged = [make_run(seed=seed, status="diverged") for seed in range(4, 8)]
+    document = against(make(*both((0.97, 0.98, 0.99, 1.0)), *diverged), "S4D")
+    assert (line(document)["verdict"], line(document)["p"]) == ("seeds lost", "—")
+    assert any(text.startswith("seeds lost: ") for text in document.notes)
+    assert not any(text.startswith("too few seeds") for text in document.notes)
 
 
 def test_each_row_is_at_the_setting_that_is_best_for_it(make):

@@ -130,6 +130,23 @@ def test_three_seeds_are_too_few_and_equal_values_are_identical(command_line, si
     assert "| identical |" in command_line("compare", sides[0], sides[0], "--format", "md", "--all").stdout
 
 
+@pytest.mark.parametrize("only", [(), ("--only", "metric=accuracy"), ("--only", "train.lr=0.1")])
+def test_seeds_that_are_left_after_failures_are_not_compared(command_line, sides, only):
+    """Of eight runs four diverged, and the others were good: one of two such mixers is not the better one."""
+    write(sides[0], LOW)
+    write(sides[1], HIGH)
+    for seed in range(4, 8):
+        config = {"task": {"name": "mqar", "version": 1}, "train": {"lr": 0.1}, "seed": seed}
+        config |= {"model": {"name": "gla", "version": 1}}
+        row = {"metric": "run", "value": None, "status": "diverged", "split": "", "slice": ""}
+        store(sides[1], [row], config, experiment="toy/x", device="NVIDIA H200")
+    done = command_line("compare", *sides, *only)
+    assert "1 seeds lost" in done.stdout, done.stderr
+    assert "4 runs of B ended with an error" in done.stdout
+    assert "better" not in done.stdout
+    assert "0.029" not in done.stdout
+
+
 def test_a_loss_that_falls_is_better(command_line, sides):
     write(sides[0], HIGH, metric="loss", unit="nats")
     write(sides[1], LOW, metric="loss", unit="nats")

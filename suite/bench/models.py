@@ -182,16 +182,16 @@ class ModelTimer(Series):
             add("num_parameters", "count", sum(parameter.numel() for parameter in model.parameters()))
             if speed.measure in ("decode", "generate"):
                 add("state_size", "numbers", model.state_size(length), slice=part)
+        for row in self._operations(model, length):
+            add(**{"unit": "flop", "slice": part, **row})
         if speed.measure == "generate":
             self._add_generations(model, length, part)
             return
-        for row in self._operations(model, length):
-            add(**{"unit": "flop", "slice": part, **row})
         call, peak = self._recorded(self.makers[speed.measure](model, speed, length, self.device))
         self._add_times(length, part, sample(call, self.device, self.budget_ms), peak)
 
     def _add_times(self, length: int, part: str, samples: list[float], peak: int | None) -> None:
-        """Adds time, throughput and memory of a step."""
+        """Adds time, throughput and memory of a step or a generation."""
         speed, add = self.run.speed, self.outcome.add
         add("time", "ms", statistics.median(samples), slice=part, samples=samples)
         if speed.measure != "layer":
@@ -265,7 +265,11 @@ class ModelTimer(Series):
         prompts = random_inputs(speed, self.device, speed.batch(length), length)
         model.eval()
         samples = time_peer(lambda: model.generate(prompts, speed.new_tokens), self.device, self.budget_ms)
-        return samples, torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        return samples, self._peak()
+
+    def _peak(self) -> int | None:
+        """The most bytes that were allocated since the peak was reset, on a GPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
     def _measured(self, metric: str, part: str) -> float | None:
         """A value that this run has measured of our model."""
@@ -286,31 +290,22 @@ class ModelTimer(Series):
             reset_peak_memory(self.device)
             step()
             torch.cuda.synchronize(self.device)
-            return step, torch.cuda.max_memory_allocated(self.device), False
+            return step, self._peak(), False
 
     def _add_generations(self, model: Model, length: int, part: str) -> None:
         speed, new_tokens = self.run.speed, self.run.speed.new_tokens
         assert new_tokens is not None
-        for row in self._operations(model, length):
-            self.outcome.add(**{"unit": "flop", "slice": part, **row})
         model.eval()
         prompts = random_inputs(speed, self.device, speed.batch(length), length)
         reset_peak_memory(self.device)
         with autocast(speed.precision, self.device):
             found = time_generations(model, prompts, new_tokens, self.budget_ms)
-
-        def add(metric: str, unit: str, samples: list[float]) -> None:
-            self.outcome.add(metric, unit, statistics.median(samples), slice=part, samples=samples)
-
-        add("time", "ms", found.total)
-        add("prefill_time", "ms", found.prefill)
+        self._add_times(length, part, found.total, self._peak())
         # the prompt gives the first token
         both = zip(found.total, found.prefill, strict=True)
-        add("decode_time", "ms", [(total - prefill) / (new_tokens - 1) for total, prefill in both])
-        add("generate_throughput", "tokens/s", [1e3 * len(prompts) * new_tokens / total for total in found.total])
-        if self.device.type == "cuda":
-            peak = float(torch.cuda.max_memory_allocated(self.device))
-            self.outcome.add("peak_memory", "bytes", peak, slice=part)
+        decode = [(total - prefill) / (new_tokens - 1) for total, prefill in both]
+        for metric, samples in (("prefill_time", found.prefill), ("decode_time", decode)):
+            self.outcome.add(metric, "ms", statistics.median(samples), slice=part, samples=samples)
 
     def _operations(self, model: Model, length: int) -> Iterator[dict[str, Any]]:
         """Rows of the operations of what is timed: of a training step (of a layer: both passes), and of a token."""
@@ -345,4 +340,4 @@ class ModelTimer(Series):
         reset_peak_memory(self.device)
         # no tensor is put back after the recording, because the values of the parameters do not matter
         replay = record(step, lambda: (), self.device, None)
-        return replay, torch.cuda.max_memory_allocated(self.device)
+        return replay, self._peak()

@@ -66,11 +66,14 @@ def record(op: str, backend: str) -> None:
 
 @functools.cache
 def triton_missing() -> str | None:
-    """The reason why Triton cannot be imported, or None."""
+    """The reason why Triton cannot be imported or is too old, or None."""
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError as error:
         return f"needs the package triton ({error})"
+    # functions of constants, of which the kernels' tiles are computed, came with version 3.5
+    if not hasattr(triton, "constexpr_function"):
+        return f"needs Triton 3.5 or newer (this is {triton.__version__})"
     return None
 
 

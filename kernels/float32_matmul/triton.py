@@ -29,6 +29,8 @@ from subquad.kernels.launch import CompileOptions, cdiv, launch
 
 TF32, BF16 = "tf32x3", "bf16x6"
 """Three products of two TF32 numbers each, or six of three bfloat16 numbers each, as Triton names them."""
+HAS_BF16 = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
+"""Whether this Triton knows the second kind, whose place the first one takes before."""
 GROUP = 8
 """Tiles along M that run together, so that they find their parts of B in the second cache."""
 
@@ -98,7 +100,7 @@ def tuning(a_rows: bool, b_rows: bool) -> Tuning:
 def _precision(tile: Tuning) -> str:
     """Triton's name of the products. Its interpreter knows no bfloat16 parts, and other GPUs know neither kind."""
     known = float32_products()
-    return tile.parts if known == TF32 and not interpreted() else known
+    return tile.parts if known == TF32 and HAS_BF16 and not interpreted() else known
 
 
 def float32_matmul_triton(

@@ -124,6 +124,13 @@ def test_auto_takes_triton_on_a_gpu_where_it_is_faster_and_nothing_is_in_its_way
     assert use_triton("op", "triton", torch.zeros(1, device="meta"))
 
 
+def test_a_triton_that_is_too_old_counts_as_missing(monkeypatch):
+    """With 3.4, kernels of scans, of decoding steps and of products in float32 do not compile."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.delattr(triton, "constexpr_function")
+    assert "3.5 or newer" in triton_missing.__wrapped__()
+
+
 def _on_a_gpu():
     from types import SimpleNamespace
 

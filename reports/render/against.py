@@ -63,8 +63,7 @@ def _values(pair: tuple[Cell, Cell]) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def _lost(pair: tuple[Cell, Cell]) -> int:
-    """Number of runs of both cells that gave no value. Those that did may be the lucky ones."""
-    return sum(count for cell in pair for _, count in cell.failures)
+    return sum(cell.lost for cell in pair)
 
 
 def _line(report: Report, pair: tuple[Cell, Cell], corrected: float | None) -> tuple[str, ...]:

@@ -183,7 +183,7 @@ def _is_true(comparison: str, left: float, right: float, tolerance: float) -> bo
 
 def _doubt(comparison: str, left: Number, right: Number, tolerance: float) -> str:
     """The reason why our means neither confirm nor refute a comparison; empty where they do."""
-    lost = sum(count for cell in (*left.cells, *right.cells) for _, count in cell.failures)
+    lost = sum(cell.lost for cell in (*left.cells, *right.cells))
     if lost:
         return f"{lost} run{'s' * (lost != 1)} without a value"
     if math.isnan(left.value + right.value):

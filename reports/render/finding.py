@@ -118,7 +118,9 @@ def finding(report: Report) -> str:
         return ""
 
     def solving(threshold: float) -> list[str]:
-        return [row for row, cells in complete.items() if min(v for c in cells for v in c.values) >= threshold]
+        # a run without a value has not solved anything
+        whole = {row: cells for row, cells in complete.items() if not any(cell.lost for cell in cells)}
+        return [row for row, cells in whole.items() if min(v for c in cells for v in c.values) >= threshold]
 
     tasks = all("task.name" in report.spec.columns[column] for column in columns)
     noun = "task" if tasks else "setting"

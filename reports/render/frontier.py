@@ -21,6 +21,7 @@ from matplotlib.transforms import Bbox
 
 from subquad.reports.render.costs import CostColumn
 from subquad.reports.render.finding import Words
+from subquad.reports.render.judge import Cell
 from subquad.reports.render.report import Report
 from subquad.reports.render.seeds import succeeds
 from subquad.reports.render.sheet import (
@@ -105,7 +106,7 @@ def draw_costs(report: Report, words: Words, costs: Sequence[CostColumn], width:
     several = any(len(cell.values) > 1 for cell in measured)
     if several:
         legend.append((Line2D([], [], color="#999999", lw=1), "range of the seeds"))
-    solid = {id(cell): all(succeeds(report, cell, value) is not False for value in cell.values) for cell in measured}
+    solid = {id(cell): _is_solid(report, cell) for cell in measured}
     if not all(solid.values()):
         hollow = Line2D([], [], ls="none", marker="o", ms=4, color="#555555", mfc="white", mew=0.8)
         select = report.config.select
@@ -146,6 +147,12 @@ def draw_costs(report: Report, words: Words, costs: Sequence[CostColumn], width:
     for ax, dots, best in panels:
         _name(ax, dots, best, lower)
     return canvas
+
+
+def _is_solid(report: Report, cell: Cell) -> bool:
+    """Whether every run of a cell succeeds, or nothing says what that is."""
+    found = [succeeds(report, cell, value) for value in cell.values]
+    return None in found or (all(found) and not cell.lost)
 
 
 def _panel(ax: Any, dots: Sequence[Dot], best: Sequence[Dot], lower: bool, percent: bool) -> None:

@@ -223,7 +223,7 @@ const MOST_NAMES = 6;
 function solvedText(panels, rows, good) {
   const parts = panels.map((column) => {
     const there = rows.filter((row) => row.cells.has(column));
-    const solved = there.filter((row) => good(row.cells.get(column)) === row.cells.get(column).values.length);
+    const solved = there.filter((row) => !row.cells.get(column).lost && good(row.cells.get(column)) === row.cells.get(column).values.length);
     const names = solved.length && solved.length <= MOST_NAMES ? ` (${solved.map((row) => row.row).join(", ")})` : "";
     return `${column}: ${solved.length} of ${there.length}${names}`;
   });

@@ -88,6 +88,11 @@ class Cell:
     run_ids: tuple[str, ...] = ()
 
     @property
+    def lost(self) -> int:
+        """Number of runs that gave no value. Those that did may be the lucky ones."""
+        return sum(count for _, count in self.failures)
+
+    @property
     def few_seeds(self) -> bool:
         """Whether the mean is of fewer seeds than a judgement should rest on. A timing has samples, and no seeds."""
         return FEW_SEEDS in self.marks

@@ -194,6 +194,7 @@ def _cell(report: Report, index: int, cell: Cell, place: Mapping[str, int]) -> d
         "verdict": cell.verdict or ("" if cell.mean is not None else "not run" if cell.missing else ""),
         "chosen": cell.chosen,
         "planned": cell.planned,
+        "lost": cell.lost,
         "runs": [place[run_id] for run_id in cell.run_ids],
         "command": _command(report, cell) if cell.planned else "",
     }

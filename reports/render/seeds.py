@@ -63,12 +63,18 @@ class Line:
     values: tuple[float, ...]
     succeeded: tuple[bool | None, ...]
     paper: float | None
+    lost: int = 0
+    """Runs without a value, which have not succeeded."""
+
+    @property
+    def all_succeed(self) -> bool:
+        return all(self.succeeded) and not self.lost
 
     @property
     def color(self) -> str:
         if None in self.succeeded:
             return PLAIN
-        return ALL if all(self.succeeded) else SOME if any(self.succeeded) else NONE
+        return ALL if self.all_succeed else SOME if any(self.succeeded) else NONE
 
 
 def lines_of(report: Report) -> dict[tuple[str, str], Line]:
@@ -82,7 +88,7 @@ def lines_of(report: Report) -> dict[tuple[str, str], Line]:
         paper = None if cell.published is None else cell.published.value
         if cell.column in drawn and (cell.values or (paper is not None and cell.planned)):
             succeeded = tuple(succeeds(report, cell, value) for value in cell.values)
-            found[cell.row, cell.column] = Line(cell.values, succeeded, paper)
+            found[cell.row, cell.column] = Line(cell.values, succeeded, paper, cell.lost)
     if report.figure.spec.order == "table" or any(line.paper is not None for line in found.values()):
         return found
     # percentages are never averaged with other numbers
@@ -193,7 +199,7 @@ def _title(report: Report, column: str, lines: Sequence[Line | None], room: floa
     count = ""
     judged = select is not None and select.success is not None and has_main_metric(report, column)
     if judged and len(measured) > 1:
-        count = f"{sum(all(line.succeeded) for line in measured)} of {len(measured)}"
+        count = f"{sum(line.all_succeed for line in measured)} of {len(measured)}"
         whole = f"{count} with every seed"
         count = whole if measure(whole, SMALL) < room else count
     return verbatim("\n".join([*wrapped(column, room - 0.01, SMALL), *wrapped(count, room, SMALL)]))

@@ -353,7 +353,8 @@ function dots(cell, { width = 120, success = null } = {}) {
   const [chance, smaller] = columnOf(cell);
   const reaches = (value) => (smaller ? value <= success : value >= success);
   const good = success === null ? [] : cell.values.filter(reaches);
-  const color = good.length === cell.values.length ? "var(--better)" : good.length ? "var(--some)" : "var(--muted)";
+  // a run without a value has not succeeded
+  const color = good.length === cell.values.length && !cell.lost ? "var(--better)" : good.length ? "var(--some)" : "var(--muted)";
   const told = `${cell.values.map(short).join(", ")}${cell.published === null ? "" : `; paper ${short(cell.published)}`}`;
   const root = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told, class: "dots" });
   const middle = height / 2;

@@ -12,7 +12,8 @@ from matplotlib.colors import to_hex
 from subquad.reports.render import render
 from subquad.reports.render.draw import draw
 from subquad.reports.render.finding import finding, words_of
-from subquad.reports.render.frontier import Dot, frontier, kind_of
+from subquad.reports.render.frontier import Dot, _is_solid, frontier, kind_of
+from subquad.reports.render.seeds import ALL, lines_of
 from tests.reports.drawn import words
 from tests.reports.made import EXPECTED, GRID, LENGTHS, SELECT, grid, make_run, three
 
@@ -201,11 +202,15 @@ def test_seeds_are_sorted_by_those_that_succeed_and_then_by_the_median(make):
         # the threshold of the grid counts, too
         ({"a": (0.8, 1.0), "b": (0.5, 1.0)}, 75.0, ""),
         ({"a": (1.0,), "b": (0.5,)}, 99.0, ""),
+        # a run that diverged has solved nothing
+        ({"a": (1.0, 1.0, None), "b": (1.0, 1.0)}, 99.0, "one of 2 models solves the task with every seed"),
     ],
 )
 def test_a_finding_is_printed_only_if_it_holds_at_every_threshold(make, tests, success, found):
     runs = [
-        make_run(name, "induction-heads", seed, value, valid={100: value})
+        make_run(name, "induction-heads", seed, valid={100: 1.0}, status="diverged")
+        if value is None
+        else make_run(name, "induction-heads", seed, value, valid={100: value})
         for name, values in tests.items()
         for seed, value in enumerate(values)
     ]
@@ -215,6 +220,13 @@ def test_a_finding_is_printed_only_if_it_holds_at_every_threshold(make, tests, s
     }
     sweep = {"model.name": list(tests), "train.lr": [5e-4, 1e-2]}
     report = make(*runs, config=grid(table=table, sweep=sweep, select={**SELECT, "success": success}), **NOTHING)
+    title = draw(report).axes[0].get_title(loc="left")
+    whole = sum(None not in values and min(values) >= success / 100 for values in tests.values())
+    assert ("with every seed" not in title) or f"\n{whole} of {len(tests)} with every seed" in title
+    colors = {line.color for (row, _), line in lines_of(report).items() if None in tests[row]}
+    assert ALL not in colors
+    solid = {cell.row for cell in report.cells if _is_solid(report, cell)}
+    assert solid == {row for row, values in tests.items() if None not in values and min(values) >= success / 100}
     assert finding(report).startswith(found)
     assert bool(finding(report)) == bool(found)
     assert found[1:] in words_of(report).title

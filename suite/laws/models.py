@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from subquad.suite.contracts import TaskSpec
-from subquad.suite.model import Model
 from subquad.suite.registry import few
 from subquad.suite.state import tensors
 from subquad.suite.training.numerics import default_dtype
@@ -80,14 +79,23 @@ def make_inputs(spec: TaskSpec, length: int = LENGTH, batch: int = 3) -> Tensor:
     return torch.randn(batch, length, spec.channels, generator=generator, dtype=torch.float64)
 
 
-def unroll(model: Model, inputs: Tensor) -> tuple[Tensor, Any]:
-    """Logits [B, T, num_classes] of one step after the other, and the last state."""
-    state = model.init_state(len(inputs))
-    logits = []
+def unroll(model: Any, inputs: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    """Outputs [B, T, ..] of a model or a mixer from one step after the other, and the last state.
+
+    state: that before the first step; only a model has a default, an empty one.
+    """
+    state = model.init_state(len(inputs)) if state is None else state
+    outputs = []
     for t in range(inputs.shape[1]):
-        logits_t, state = model.step(inputs[:, t], state)
-        logits.append(logits_t)
-    return torch.stack(logits, dim=1), state
+        y_t, state = model.step(inputs[:, t], state)
+        outputs.append(y_t)
+    return torch.stack(outputs, dim=1), state
+
+
+def read_on(model: Any, inputs: Tensor, cut: int, lengths: Tensor | None = None) -> Tensor:
+    """Logits [B, T - cut + 1, ..] behind a prompt of `cut` positions, and of the steps after it."""
+    last, state = model.prefill(inputs[:, :cut], lengths)
+    return torch.cat([last.unsqueeze(1), unroll(model, inputs[:, cut:], state)[0]], dim=1)
 
 
 def stored_floats(state: Any) -> int:
@@ -184,12 +192,8 @@ def prefill_equals_parallel(config: Any, **options: Any) -> None:
 
 def assert_steps_follow_a_prompt(model: Any, inputs: Tensor, parallel: Tensor, cut: int) -> None:
     """A prompt of `cut` positions and the steps behind it give what the parallel form gave for these inputs."""
-    logits, state = model.prefill(inputs[:, :cut])
-    got = [logits]
-    for t in range(cut, inputs.shape[1]):
-        logits, state = model.step(inputs[:, t], state)
-        got.append(logits)
-    assert_near(torch.stack(got, 1), parallel[:, cut - 1 :], f"a prompt of {cut} and steps against parallel")
+    got = read_on(model, inputs, cut)
+    assert_near(got, parallel[:, cut - 1 :], f"a prompt of {cut} and steps against parallel")
 
 
 @torch.no_grad()
@@ -202,8 +206,7 @@ def a_prompt_in_parts_is_right_or_refused(config: Any, **options: Any) -> None:
         if read == "prefill":
             _, state = model.prefill(inputs[:, :cut], state=state)
         else:
-            for t in range(cut):
-                _, state = model.step(inputs[:, t], state)
+            _, state = unroll(model, inputs[:, :cut], state)
         try:
             logits, _ = model.prefill(inputs[:, cut:], state=state)
         except ValueError:
@@ -227,10 +230,7 @@ def gradients_pass_through_steps(config: Any, **options: Any) -> None:
         assert off < 1e-9, f"the gradient of {key} through steps is off by {off:.1e} of the largest of all gradients"
     state = model.init_state(2)
     starts = [part.requires_grad_() for part in tensors(state) if part.is_floating_point() or part.is_complex()]
-    total = torch.zeros((), dtype=torch.float64)
-    for t in range(3):
-        logits_t, state = model.step(inputs[:, t], state)
-        total = total + logits_t.square().sum()
+    total = unroll(model, inputs[:, :3], state)[0].square().sum()
     for gradient in torch.autograd.grad(total, starts, allow_unused=True) if starts else ():
         assert gradient is None or torch.isfinite(gradient).all(), "a gradient of the first state is not finite"
 
@@ -240,14 +240,10 @@ def padding_is_not_read(config: Any, **options: Any) -> None:
     """Prompts of unlike length in one batch, padded on the left, are read as they would be alone."""
     model, inputs = build(config, **options), make_inputs(TOKENS)
     prompt, lengths, steps = 40, torch.tensor([40, 2, 29]), 5
-    logits, state = model.prefill(inputs[:, :prompt], lengths)
-    got = [logits]
-    for t in range(prompt, prompt + steps):
-        logits, state = model.step(inputs[:, t], state)
-        got.append(logits)
+    got = read_on(model, inputs[:, : prompt + steps], prompt, lengths)
     for row, length in enumerate(lengths.tolist()):
         alone = model(inputs[row : row + 1, prompt - length : prompt + steps])[0, length - 1 :]
-        assert_near(torch.stack(got, 1)[row], alone, f"a padded prompt of {length} against the same alone")
+        assert_near(got[row], alone, f"a padded prompt of {length} against the same alone")
 
 
 @torch.no_grad()

@@ -216,9 +216,7 @@ def test_every_earlier_token_reaches_the_last_position(name):
 def test_prefill_ends_in_the_state_of_the_steps(name):
     model, inputs = build_one_layer(name, short_conv=3), make_inputs(TOKENS, 66)
     # the laws say that steps behind a prompt are right, so this state is that of steps alone
-    _, expected = model.prefill(inputs[:, :62])
-    for t in range(62, 66):
-        _, expected = model.step(inputs[:, t], expected)
+    _, expected = unroll(model, inputs[:, 62:], model.prefill(inputs[:, :62])[1])
     empty = model.init_state(3)
     used = model.init_state(3)
     model.step(inputs[:, 0], used)
@@ -310,16 +308,11 @@ def test_hundreds_of_steps_stay_near_the_parallel_form(name, precision):
     model.load_state_dict(exact.state_dict())
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
         parallel = model(inputs)
-        logits, state = model.prefill(inputs[:, :cut])
-        got = [logits]
-        for t in range(cut, length):
-            logits, state = model.step(inputs[:, t], state)
-            got.append(logits)
+        got = laws.read_on(model, inputs, cut)
     floor = {"fp32": 1e-5, "bf16": 1e-2}[precision] * wanted.square().mean().sqrt()
     # twice what the parallel form loses in this precision, as for operators
     lost_parallel, lost = (
-        (x.double() - wanted[:, cut - 1 :]).square().mean().sqrt()
-        for x in (parallel[:, cut - 1 :], torch.stack(got, dim=1))
+        (x.double() - wanted[:, cut - 1 :]).square().mean().sqrt() for x in (parallel[:, cut - 1 :], got)
     )
     assert lost <= 2 * lost_parallel + floor
 

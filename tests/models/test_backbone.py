@@ -22,7 +22,7 @@ from subquad.models.parts.time_axis import LeftPadding
 from subquad.models.rwkv import FirstLayer
 from subquad.models.s4d import S4DConfig, SSMLayer
 from subquad.suite.contracts import TaskSpec
-from subquad.suite.laws.models import build
+from subquad.suite.laws.models import build, unroll
 from subquad.suite.state import tensors
 
 TOKENS = TaskSpec(input="tokens", num_classes=16, readout="token", max_length=32, vocab_size=16)
@@ -123,10 +123,7 @@ def test_steps_equal_forward_with_every_norm_and_order(norm, prenorm):
     inputs = torch.randn(4, 20, 2, dtype=torch.float64)
     model.train()(inputs)
     model.eval()
-    state = model.init_state(4)
-    for t in range(20):
-        logits, state = model.step(inputs[:, t], state)
-    torch.testing.assert_close(logits, model(inputs))
+    torch.testing.assert_close(unroll(model, inputs)[0][:, -1], model(inputs))
 
 
 def test_postnorm_ends_every_layer_normalised():
@@ -247,10 +244,8 @@ def test_a_short_convolution_looks_back_as_far_as_its_taps_and_steps_as_in_paral
     model = GSAConfig(num_slots=8, init_std=0.2, short_conv=3).build(TOKENS).double().eval()
     assert model.state_size(32) == plain.state_size(32) + 2 * 64 * 2
     inputs = torch.randint(16, (4, 20))
-    logits, state = model(inputs), model.init_state(4)
-    for t in range(20):
-        logits_t, state = model.step(inputs[:, t], state)
-        torch.testing.assert_close(logits_t, logits[:, t])
+    logits = model(inputs)
+    torch.testing.assert_close(unroll(model, inputs)[0], logits)
     positions = torch.tensor([[0, 7, 19]]).expand(4, 3)
     torch.testing.assert_close(model(inputs, positions), logits[:, [0, 7, 19]])
     x = torch.randn(1, 20, 64, dtype=torch.float64)
@@ -291,9 +286,7 @@ def test_a_base_convolution_is_a_convolution_times_a_linear_map_plus_its_input()
     torch.testing.assert_close(mixer(x), expected)
     state = mixer.init_state(2, 20)
     assert sum(part[0].numel() for part in state) == mixer.state_size(20) == 6 * 2
-    for t in range(20):
-        y_t, state = mixer.step(x[:, t], state)
-        torch.testing.assert_close(y_t, expected[:, t])
+    torch.testing.assert_close(unroll(mixer, x, state)[0], expected)
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -318,10 +311,7 @@ def test_named_layers_are_base_convolutions_and_steps_still_equal_forward():
     model = HGRN2Config(base_conv_layers=(0,), short_conv=2, init_std=0.2).build(TOKENS).double().eval()
     assert [type(mixer).__name__ for mixer in model.mixers] == ["BaseConv", "ShortConv"]
     inputs = torch.randint(16, (2, 20))
-    logits, state = model(inputs), model.init_state(2)
-    for t in range(20):
-        logits_t, state = model.step(inputs[:, t], state)
-        torch.testing.assert_close(logits_t, logits[:, t])
+    torch.testing.assert_close(unroll(model, inputs)[0], model(inputs))
     assert "base_conv_layers" not in HGRN2Config().model_dump(mode="json")
     with pytest.raises(ValueError, match="there is no layer 2; num_layers=2 gives the layers 0 to 1"):
         HGRN2Config(base_conv_layers=(0, 2)).build(TOKENS)

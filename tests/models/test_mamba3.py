@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from subquad.kernels.rotated_keys import rotated_keys
 from subquad.models import MODELS, mamba3
 from subquad.models.parts.time_axis import LeftPadding
-from subquad.suite.laws.models import build
+from subquad.suite.laws.models import build, unroll
 
 
 def normed(x, norm):
@@ -60,11 +60,7 @@ def test_the_mixer_is_the_recurrence_of_the_paper():
     u = torch.randn(2, 70, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     wanted = written_out(mixer, u)
     torch.testing.assert_close(mixer(u), wanted, rtol=1e-9, atol=1e-10)
-    state, steps = mixer.init_state(2, 70), []
-    for t in range(70):
-        y_t, state = mixer.step(u[:, t], state)
-        steps.append(y_t)
-    torch.testing.assert_close(torch.stack(steps, 1), wanted, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(unroll(mixer, u, mixer.init_state(2, 70))[0], wanted, rtol=1e-9, atol=1e-10)
 
 
 def test_keys_of_the_triton_kernels_give_the_same_layer(monkeypatch):

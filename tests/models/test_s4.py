@@ -12,6 +12,7 @@ from subquad.kernels.cauchy import cauchy
 from subquad.models.parts.hippo import RANKS, diagonal_less_low_rank, low_rank, transition
 from subquad.models.s4 import MIN_DECAY, S4Config, S4Kernel
 from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws.models import unroll
 from subquad.suite.training.numerics import default_dtype
 
 MEASURES = list(RANKS)
@@ -168,13 +169,10 @@ def test_a_two_sided_model_reads_the_future_by_its_second_filter():
 def test_the_state_behind_a_long_prompt_is_that_of_its_steps(measure):
     ssm = make(measure)
     x = torch.randn(2, 150, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    state, outputs = ssm.init_state(2, 150), []
-    for t in range(150):
-        y_t, state = ssm.step(x[:, t], state)
-        outputs.append(y_t)
+    outputs, state = unroll(ssm, x, ssm.init_state(2, 150))
     y, (h,) = ssm.prefill(x, ssm.init_state(2, 150))
     torch.testing.assert_close(h, state[0], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(torch.stack(outputs, 1), y, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(outputs, y, rtol=1e-9, atol=1e-9)
 
 
 def test_channels_may_share_their_state_matrix():

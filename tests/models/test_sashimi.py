@@ -13,6 +13,7 @@ from subquad.models.parts.time_axis import LeftPadding
 from subquad.models.s4 import S4Kernel
 from subquad.models.sashimi import SashimiConfig, UNet
 from subquad.suite.contracts import TaskSpec
+from subquad.suite.laws.models import unroll
 from subquad.suite.state import tensors
 
 TOKENS = TaskSpec("tokens", num_classes=16, readout="token", max_length=40, vocab_size=16)
@@ -83,10 +84,8 @@ def test_steps_of_any_blocks_equal_the_parallel_form(outer, center):
         mixer = stage.blocks[0].mixer
         assert isinstance(mixer.ssm if name == "s4" else mixer, kinds[name])
     x = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted, state = net(x), net.init_state(2, 40)
-    for t in range(20):
-        y_t, state = net.step(x[:, t], state)
-        torch.testing.assert_close(y_t, wanted[:, t], rtol=1e-9, atol=1e-9)
+    wanted = net(x)
+    torch.testing.assert_close(unroll(net, x, net.init_state(2, 40))[0], wanted, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
@@ -95,19 +94,16 @@ def test_growing_modes_of_dss_softmax_count_the_steps_of_their_own_stage():
     ssm = net.stages[2].blocks[0].mixer.ssm
     assert (ssm.eigenvalues().real > 0).any()
     x = torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted, state = net(x), net.init_state(2, 40)
-    for t in range(20):
-        y_t, state = net.step(x[:, t], state)
-        torch.testing.assert_close(y_t, wanted[:, t], rtol=1e-9, atol=1e-9)
+    wanted = net(x)
+    torch.testing.assert_close(unroll(net, x, net.init_state(2, 40))[0], wanted, rtol=1e-9, atol=1e-9)
     # behind padding, the rows of a batch come to the stages below at different steps
     padding = LeftPadding.of(torch.tensor([14, 10]), 14)
     late = torch.stack([x[0], x[1].roll(4, 0)])
     y, state = net.prefill(late[:, :14], net.init_state(2, 40), padding)
     torch.testing.assert_close(y[1, 4:], wanted[1, :10], rtol=1e-9, atol=1e-9)
-    for t in range(14, 20):
-        y_t, state = net.step(late[:, t], state)
-        torch.testing.assert_close(y_t[0], wanted[0, t], rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(y_t[1], wanted[1, t - 4], rtol=1e-9, atol=1e-9)
+    steps, _ = unroll(net, late[:, 14:], state)
+    torch.testing.assert_close(steps[0], wanted[0, 14:], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(steps[1], wanted[1, 10:16], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 5, 6, 7, 12])
@@ -115,9 +111,7 @@ def test_growing_modes_of_dss_softmax_count_the_steps_of_their_own_stage():
 def test_a_prompt_of_any_length_ends_in_the_state_of_its_steps(cut):
     net = make(outer="mamba")
     x = torch.randn(2, cut, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    wanted = net.init_state(2, 20)
-    for t in range(cut):
-        _, wanted = net.step(x[:, t], wanted)
+    _, wanted = unroll(net, x, net.init_state(2, 20))
     y, state = net.prefill(x, net.init_state(2, 20))
     torch.testing.assert_close(y, net(x))
     for got, expected in zip(tensors(state), tensors(wanted), strict=True):

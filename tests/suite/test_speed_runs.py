@@ -381,6 +381,14 @@ def test_a_peer_is_timed_in_the_same_run_with_the_same_step(tmp_path, monkeypatc
     assert rows["num_parameters", "against=fla,version=3.1"]["value"] == rows["num_parameters", ""]["value"]
 
 
+def test_a_peer_is_compared_with_our_model_of_the_same_length(tmp_path, monkeypatch):
+    """The positions that a model learns are parameters, of which there are more for longer sequences."""
+    monkeypatch.setattr(MODELS.load("attention"), "build_peer", lambda config, library, spec: Peer(config.build(spec)))
+    finished, rows = measured(tmp_path, {"name": "attention", "position": "learned"}, against=["fla"])
+    assert finished.status == "ok", finished.error
+    assert [rows["time", f"length={length},against=fla"]["error"] for length in (16, 32)] == ["", ""]
+
+
 def test_a_run_that_is_stopped_while_peers_are_timed_times_no_other(tmp_path, monkeypatch):
     built = []
     build = lambda config, library, spec: built.append(library) or Peer(config.build(spec))  # noqa: E731

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.tasks.base import SPLITS, Array, token_spec
-from subquad.tasks.data import DataError, NoDataError, cache, find, needed
+from subquad.tasks.data import DataError, NoDataError, cache, needed
 from subquad.tasks.data.stored import PlannedTask
 
 RATE = 16_000
@@ -155,9 +155,7 @@ class Recordings(NextSample):
             raise NoDataError(f"{self.name}: no data; give --data DIR, a folder of recordings.")
         layout = f"recordings ({', '.join(SUFFIXES)})"
         below = ("youtube_mix", "youtubemix", "wavs")
-        return find(
-            self.name, self.data, self.source, below, lambda path: bool(cache.files_in(path, *SUFFIXES)), layout
-        )
+        return self.find(below, lambda path: bool(cache.files_in(path, *SUFFIXES)), layout)
 
     def files(self, folder: Path) -> list[Path]:
         return sorted(cache.files_in(folder, *SUFFIXES), key=natural)

@@ -16,7 +16,7 @@ from subquad.suite.bounds import Size
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import SPLITS, Array, token_spec
-from subquad.tasks.data import DataError, cache, find
+from subquad.tasks.data import DataError, cache
 from subquad.tasks.dna import BASES, MASKED, UNKNOWN, DNATask, fasta_in, shared_bases
 
 
@@ -89,8 +89,7 @@ class HG38(DNATask):
 
     @property
     def spec(self) -> TaskSpec:
-        size = len(BASES)
-        return token_spec(size, self.length)
+        return token_spec(len(BASES), self.length)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -105,14 +104,11 @@ class HG38(DNATask):
                 if not path.is_file():
                     raise DataError(f"{self.name}: {path}: there is no such file.")
             return Path(*_common(self.fasta.absolute(), self.bed.absolute()))
-        return find(
-            self.name,
-            self.data,
-            self.source,
-            ("hg38",),
-            lambda path: bool(fasta_in(path)) and bool(cache.files_in(path, ".bed")),
-            "one FASTA and one BED file",
-        )
+
+        def holds(path: Path) -> bool:
+            return bool(fasta_in(path)) and bool(cache.files_in(path, ".bed"))
+
+        return self.find(("hg38",), holds, "one FASTA and one BED file")
 
     def fasta_files(self, folder: Path) -> list[Path]:
         return [self._pair(folder)[0]]

@@ -15,7 +15,7 @@ from subquad.tasks.base import SPLITS, Array
 from subquad.tasks.data import DataError, NoDataError, cache
 from subquad.tasks.data.stored import PlannedTask
 from subquad.tasks.data.tables import WORDS, pictures
-from subquad.tasks.lra.image import SUFFIXES, Pixels, as_grey, signal_segment
+from subquad.tasks.lra.image import SUFFIXES, Pixels, as_grey, pixel_spec, signal_segment
 
 
 class ImageFolder(PlannedTask):
@@ -71,14 +71,11 @@ class ImageFolder(PlannedTask):
 
     @property
     def spec(self) -> TaskSpec:
-        length = self.size**2
         # without data the task can only be described; two classes are the least that any data have
         num_classes = 2 if self.data is None else len({path.parent.name for path in self.files(self.folder)})
         if num_classes < 2:
             raise DataError(f"{self.name}: {self.folder} has one class only; put each class in a folder of its own.")
-        if self.pixels == "tokens":
-            return TaskSpec("tokens", num_classes, readout="sequence", max_length=length, vocab_size=256)
-        return TaskSpec("signal", num_classes, readout="sequence", max_length=length, channels=1)
+        return pixel_spec(self.pixels, num_classes, self.size)
 
     @property
     def stand_in(self) -> str:

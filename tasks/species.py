@@ -17,7 +17,7 @@ from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.environment import CALL
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import SPLITS, Array
-from subquad.tasks.data import DataError, NoDataError, cache, find, sources
+from subquad.tasks.data import DataError, NoDataError, cache, sources
 from subquad.tasks.data import folder as cached_folder
 from subquad.tasks.dna import BASES, MASKED, DNATask, fasta_below, shared_bases
 
@@ -127,10 +127,7 @@ class Species(DNATask):
                         f"{self.name}`, or give --data DIR (a folder of FASTA files a species)."
                     )
             return cache.place("unpacked")
-        return find(
-            self.name,
-            self.data,
-            "",
+        return self.find(
             ("species",),
             lambda path: any(self._of(path, kind) for kind in self.kinds),
             f"FASTA files {self.kinds[0]}/*.fa or {self.kinds[0]}.*.fa (also .fna, .fasta, .gz)",

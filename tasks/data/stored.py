@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from subquad.suite.contracts import PreparedTask, Segment
 from subquad.tasks.base import SPLITS, Array, TaskBase
-from subquad.tasks.data import cache
+from subquad.tasks.data import cache, find
 from subquad.tasks.data.faults import DataError
 
 
@@ -39,6 +39,10 @@ class StoredTask(TaskBase, PreparedTask):
     def folder(self) -> Path:
         """The folder with the files. A DataError says what is missing."""
         raise NotImplementedError
+
+    def find(self, below: Sequence[str], holds: Callable[[Path], bool], layout: str) -> Path:
+        """The folder with the official layout, from `data` or the cache (`tasks.data.find`)."""
+        return find(self.name, self.data, self.source, below, holds, layout)
 
     def files(self, folder: Path) -> list[Path]:
         """The files of this folder that are read."""

@@ -13,7 +13,7 @@ import torch
 
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.tasks.base import Array
-from subquad.tasks.data import DataError, cache, find
+from subquad.tasks.data import DataError, cache
 from subquad.tasks.data.stored import PlannedTask
 from subquad.tasks.data.tables import rows, split_tables, unpublished
 
@@ -116,6 +116,13 @@ def as_grey(picture: Any) -> Any:
     return picture.convert("L")
 
 
+def pixel_spec(scale: Pixels, num_classes: int, size: int) -> TaskSpec:
+    """The properties of a task on grey pictures of size x size pixels, in the range `scale`, with one label each."""
+    if scale == "tokens":
+        return TaskSpec("tokens", num_classes, readout="sequence", max_length=size**2, vocab_size=256)
+    return TaskSpec("signal", num_classes, readout="sequence", max_length=size**2, channels=1)
+
+
 def signal_segment(pixels: Array, targets: Array, scale: Pixels, mean: float = 0.5, deviation: float = 0.5) -> Segment:
     """A segment of pixels uint8 [R, T] as tokens or as a signal in the range `scale`, with one label per row.
 
@@ -156,22 +163,14 @@ class LRAImage(PlannedTask):
 
     @property
     def spec(self) -> TaskSpec:
-        if self.pixels == "tokens":
-            return TaskSpec("tokens", num_classes=10, readout="sequence", max_length=1024, vocab_size=256)
-        return TaskSpec("signal", num_classes=10, readout="sequence", max_length=1024, channels=1)
+        return pixel_spec(self.pixels, num_classes=10, size=32)
 
     @property
     def folder(self) -> Path:
         names = ("cifar-10-batches-py", "cifar10/cifar-10-batches-py", "cifar10", "plain_text")
         layout = "data_batch_1 ... test_batch, the hub's parquet files, or pictures in {train,test}/<class>/"
-        return find(
-            self.name,
-            self.data,
-            self.source,
-            names,
-            lambda path: _is_official(path) or _is_tables(path) or _is_folder_of_images(path),
-            layout,
-        )
+        kinds = _is_official, _is_tables, _is_folder_of_images
+        return self.find(names, lambda path: any(kind(path) for kind in kinds), layout)
 
     def files(self, folder: Path) -> list[Path]:
         if _is_official(folder):

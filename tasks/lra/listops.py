@@ -15,7 +15,7 @@ from subquad.suite.bounds import Count, Seed, Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import SPLITS, Array, token_dtype
-from subquad.tasks.data import DataError, find
+from subquad.tasks.data import DataError
 from subquad.tasks.data.parallel import in_order
 from subquad.tasks.data.stored import StoredTask
 from subquad.tasks.lra.expressions import CHUNK, END, PAD, TOKENS, Language, draw
@@ -100,9 +100,7 @@ class LRAListOps(StoredTask):
     def folder(self) -> Path:
         names = ("listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000", "listops")
         layout = "basic_{train,val,test}.tsv"
-        return find(
-            self.name, self.data, self.source, names, lambda path: self._path(path, "train") is not None, layout
-        )
+        return self.find(names, lambda path: self._path(path, "train") is not None, layout)
 
     def files(self, folder: Path) -> list[Path]:
         found = []

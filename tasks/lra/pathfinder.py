@@ -14,11 +14,11 @@ from subquad.suite.bounds import LARGEST, Seed
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import Array
-from subquad.tasks.data import DataError, find
+from subquad.tasks.data import DataError
 from subquad.tasks.data.parallel import in_order
 from subquad.tasks.data.stored import StoredTask
 from subquad.tasks.lra.contours import STYLES, draw
-from subquad.tasks.lra.image import Pixels, read_pictures, signal_segment
+from subquad.tasks.lra.image import Pixels, pixel_spec, read_pictures, signal_segment
 
 LEVEL = "curv_contour_length_14"
 """The folder with the hardest contours, the only ones that LRA reports."""
@@ -61,25 +61,19 @@ class LRAPathfinder(StoredTask):
 
     @property
     def spec(self) -> TaskSpec:
-        length = self.size**2
-        if self.pixels == "tokens":
-            return TaskSpec("tokens", num_classes=2, readout="sequence", max_length=length, vocab_size=256)
-        return TaskSpec("signal", num_classes=2, readout="sequence", max_length=length, channels=1)
+        return pixel_spec(self.pixels, num_classes=2, size=self.size)
 
     @property
     def folder(self) -> Path:
         name = f"pathfinder{self.size}"
         names = (name, f"lra_release/{name}", f"lra_release/lra_release/{name}", f"pathfinder/{name}")
         layout = f"{name}/{LEVEL}/{{imgs,metadata}}"
-        # pictures of the other size have the same layout, so the name of the folder decides
-        return find(
-            self.name,
-            self.data,
-            self.source,
-            names,
-            lambda path: path.resolve().name == name and (path / LEVEL / "metadata").is_dir(),
-            layout,
-        )
+
+        def holds(path: Path) -> bool:
+            # pictures of the other size have the same layout, so the name of the folder decides
+            return path.resolve().name == name and (path / LEVEL / "metadata").is_dir()
+
+        return self.find(names, holds, layout)
 
     def _listing(self, folder: Path) -> list[tuple[Path, int]]:
         """Pictures and labels in the order of the metadata: files by their number, then lines."""

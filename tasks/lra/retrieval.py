@@ -11,7 +11,7 @@ from pydantic import Field
 
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.tasks.base import Array
-from subquad.tasks.data import DataError, find
+from subquad.tasks.data import DataError
 from subquad.tasks.data.stored import StoredTask
 from subquad.tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment
 
@@ -61,7 +61,7 @@ class LRARetrieval(StoredTask):
     def folder(self) -> Path:
         names = ("tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data", "aan")
         layout = "new_aan_pairs.{train,eval,test}.tsv"
-        return find(self.name, self.data, self.source, names, lambda path: _path(path, "train") is not None, layout)
+        return self.find(names, lambda path: _path(path, "train") is not None, layout)
 
     def files(self, folder: Path) -> list[Path]:
         found = []

@@ -13,7 +13,7 @@ from pydantic import Field
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import Array, token_dtype
-from subquad.tasks.data import DataError, cache, find
+from subquad.tasks.data import DataError, cache
 from subquad.tasks.data.stored import PlannedTask
 from subquad.tasks.data.tables import labelled_texts, split_tables, unpublished
 
@@ -91,14 +91,8 @@ class LRAText(PlannedTask):
     @property
     def folder(self) -> Path:
         layout = "aclImdb/{train,test}/{pos,neg}/*.txt, or tables {train,test} (parquet, csv, jsonl)"
-        return find(
-            self.name,
-            self.data,
-            self.source,
-            ("aclImdb", "imdb/aclImdb", "imdb", "plain_text"),
-            lambda path: _has_reviews(path) or _has_tables(path),
-            layout,
-        )
+        names = ("aclImdb", "imdb/aclImdb", "imdb", "plain_text")
+        return self.find(names, lambda path: _has_reviews(path) or _has_tables(path), layout)
 
     def files(self, folder: Path) -> list[Path]:
         if not _has_reviews(folder):

@@ -11,66 +11,25 @@ import torch
 from torch import Tensor
 
 from subquad.kernels import OPERATORS
-from subquad.kernels.attention import attention, attention_step
-from subquad.kernels.attention.reference import attention_reference, attention_step_reference
-from subquad.kernels.cauchy import cauchy
-from subquad.kernels.cauchy.reference import cauchy_reference
+from subquad.kernels.attention import attention_step
+from subquad.kernels.attention.reference import attention_step_reference
 from subquad.kernels.causal_conv1d import causal_conv1d, causal_conv1d_heads, causal_conv1d_step
 from subquad.kernels.causal_conv1d.reference import causal_conv1d_heads_reference, causal_conv1d_reference
-from subquad.kernels.delta_rule import delta_rule, delta_rule_step
-from subquad.kernels.delta_rule.generalised import generalised_delta_rule, generalised_delta_rule_reference
-from subquad.kernels.delta_rule.reference import delta_rule_reference
 from subquad.kernels.embedding import embedding
 from subquad.kernels.embedding.reference import embedding_reference
-from subquad.kernels.fft_conv import fft_conv, fft_conv_at
-from subquad.kernels.fft_conv.reference import fft_conv_at_reference, fft_conv_reference
-from subquad.kernels.float32_matmul import float32_matmul
-from subquad.kernels.float32_matmul.reference import float32_matmul_reference
 from subquad.kernels.forget_gate import forget_gate
 from subquad.kernels.forget_gate.reference import forget_gate_reference
 from subquad.kernels.gated_linear_attention import gated_linear_attention, gated_linear_attention_step
 from subquad.kernels.gated_linear_attention.reference import gated_linear_attention_reference
 from subquad.kernels.gated_slot_attention import gated_slot_attention, gated_slot_attention_step
 from subquad.kernels.gated_slot_attention.reference import gated_slot_attention_reference
-from subquad.kernels.h3_inner import h3_inner_step
-from subquad.kernels.h3_inner.reference import h3_inner_step_reference
-from subquad.kernels.h3_inner.workloads import with_state as with_h3_state
-from subquad.kernels.linear_cross_entropy import linear_cross_entropy
-from subquad.kernels.linear_cross_entropy.reference import linear_cross_entropy_reference
-from subquad.kernels.lti_ssm import ContinuousSystem, lti_ssm, lti_ssm_step
-from subquad.kernels.lti_ssm.reference import lti_ssm_reference, lti_ssm_step_reference
-from subquad.kernels.lti_ssm.workloads import with_state as with_lti_state
-from subquad.kernels.mamba_inner import mamba_inner_step
-from subquad.kernels.mamba_inner.reference import mamba_inner_step_reference
-from subquad.kernels.norm import norm
-from subquad.kernels.norm.reference import norm_reference
+from subquad.kernels.lti_ssm import ContinuousSystem, lti_ssm_step
 from subquad.kernels.rotary import rotary
 from subquad.kernels.rotary.reference import rotary_reference
-from subquad.kernels.rotated_keys import rotated_keys
-from subquad.kernels.rotated_keys.reference import rotated_keys_reference
-from subquad.kernels.rwkv6_inputs import rwkv6_inputs
-from subquad.kernels.rwkv6_inputs.reference import rwkv6_inputs_reference
-from subquad.kernels.rwkv7_inputs import rwkv7_inputs
-from subquad.kernels.rwkv7_inputs.reference import rwkv7_inputs_reference
-from subquad.kernels.selective_scan import selective_scan, selective_scan_step
-from subquad.kernels.selective_scan.reference import selective_scan_reference
 from subquad.kernels.skinny_linear import Norm, skinny_linear
 from subquad.kernels.skinny_linear.reference import skinny_linear_reference
-from subquad.kernels.slstm import slstm, slstm_step
-from subquad.kernels.slstm.reference import slstm_reference
-from subquad.kernels.squared_relu import squared_relu
-from subquad.kernels.squared_relu.reference import squared_relu_reference
-from subquad.kernels.ssd import ssd, ssd_steps
-from subquad.kernels.ssd.reference import ssd_reference
-from subquad.kernels.ssd.steps import ssd_steps_reference
-from subquad.kernels.ssm_kernel import ssm_kernel
-from subquad.kernels.ssm_kernel.reference import ssm_kernel_reference
-from subquad.kernels.swiglu import swiglu
-from subquad.kernels.swiglu.reference import swiglu_reference
-from subquad.kernels.token_shift import token_shift
-from subquad.kernels.token_shift.reference import token_shift_reference
-from subquad.kernels.wkv import wkv, wkv_step
-from subquad.kernels.wkv.reference import wkv_reference
+from subquad.run_suite import REPOSITORY
+from subquad.suite.bench.measure import find
 from tests.laws.draw import LENGTH, Draw, wide
 
 Inputs = dict[str, Any]
@@ -101,14 +60,25 @@ def _pair(op: Callable[..., Any], reference: Callable[..., Any], **options: Any)
     return {"torch": partial(op, backend="torch", **options), "reference": reference}
 
 
+def _torch_of(name: str, **options: Any) -> dict[str, Callable[..., Any]]:
+    """The PyTorch backend of an operator as its workload has it, which gives its states too where it updates them."""
+    return {"torch": partial(find(REPOSITORY.operators.load(name), "torch").load(), **options)}
+
+
+def _pair_of(name: str, **options: Any) -> dict[str, Callable[..., Any]]:
+    """The same beside its reference; options are for both."""
+    reference = partial(REPOSITORY.operators.load(name).reference, **options)
+    return {**_torch_of(name, **options), "reference": reference}
+
+
 def _attention(draw: Draw) -> Iterator[Call]:
     shape = (2, LENGTH, 2, 4)
     inputs = {"q": draw(*shape), "k": draw(*shape), "v": draw(*shape)}
-    yield Call("plain", _pair(attention, attention_reference), inputs)
-    yield Call("scaled", _pair(attention, attention_reference), inputs | {"scale": 0.3})
+    yield Call("plain", _pair_of("attention"), inputs)
+    yield Call("scaled", _pair_of("attention"), inputs | {"scale": 0.3})
     at = {"q": inputs["q"][:, :3], "positions": torch.tensor([[0, 5, 69], [3, 4, 60]])}
-    yield Call("at positions", _pair(attention, attention_reference), inputs | at)
-    yield Call("in a window", _pair(attention, attention_reference), inputs | {"window": 9})
+    yield Call("at positions", _pair_of("attention"), inputs | at)
+    yield Call("in a window", _pair_of("attention"), inputs | {"window": 9})
 
 
 def _attention_step(draw: Draw) -> Iterator[Call]:
@@ -129,7 +99,7 @@ def _cauchy(draw: Draw) -> Iterator[Call]:
     system = {"residues": draw.complex(2, 3, 4), "Lambda": draw.complex(3, 4, high=-0.1), "dt": draw(3, low=0.1)}
     # points are constants, so no gradient is asked for them
     points = draw.complex(9, low=0.01, high=0.1) / 4
-    yield Call("plain", {kind: partial(op, s=points) for kind, op in _pair(cauchy, cauchy_reference).items()}, system)
+    yield Call("plain", _pair_of("cauchy", s=points), system)
 
 
 def _causal_conv1d(draw: Draw) -> Iterator[Call]:
@@ -149,7 +119,7 @@ def _delta_rule(draw: Draw) -> Iterator[Call]:
     inputs = _qkv(draw, 2, LENGTH) | {"beta": draw(*leading, low=0.0)}
     # the largest key that this distribution gives is a unit vector
     inputs["k"] /= 2
-    both = _pair(delta_rule, delta_rule_reference)
+    both = _pair_of("delta_rule")
     keep = {"initial_state": draw(2, 2, 4, 3), "return_final_state": True}
     yield Call("no decay", both, inputs)
     yield Call("head", both, inputs | {"log_decay": draw(*leading, low=-0.5, high=-0.01), "scale": 0.7} | keep)
@@ -165,12 +135,12 @@ def _generalised_delta_rule(draw: Draw) -> Iterator[Call]:
     inputs = _qkv(draw, 2, LENGTH)
     shape = inputs["q"].shape
     inputs |= {"remove": draw(*shape) / 2, "add": draw(*shape) / 2, "log_decay": draw(*shape, low=-0.6, high=-0.01)}
-    yield Call("plain", _pair(generalised_delta_rule, generalised_delta_rule_reference), inputs)
+    yield Call("plain", _pair_of("generalised_delta_rule"), inputs)
 
 
 def _delta_rule_step(draw: Draw) -> Iterator[Call]:
     inputs = _qkv(draw, 2) | {"beta": draw(2, 2, low=0.0), "log_decay": draw(2, 2, 4, low=-0.5, high=-0.01)}
-    torch_only = {"torch": partial(delta_rule_step, backend="torch")}
+    torch_only = _torch_of("delta_rule_step")
     yield Call("key", torch_only, inputs | {"state": draw(2, 2, 4, 3)}, gradients=False)
     more = {"state": draw(2, 2, 4, 3), "write": draw(2, 2, 4)}
     yield Call("another key to write", torch_only, inputs | more, gradients=False)
@@ -183,7 +153,7 @@ def _embedding(draw: Draw) -> Iterator[Call]:
 
 def _fft_conv(draw: Draw) -> Iterator[Call]:
     u, filter, gates = draw(2, LENGTH, 3), draw(3, LENGTH + 5), draw(2, 2, LENGTH, 3)
-    both = _pair(fft_conv, fft_conv_reference)
+    both = _pair_of("fft_conv")
     yield Call("plain", both, {"u": u, "filter": filter})
     yield Call("gated", both, {"u": u, "filter": filter, "D": draw(3), "gate_in": gates[0], "gate_out": gates[1]})
     yield Call("short filter", both, {"u": u, "filter": filter[:, :9]})
@@ -192,7 +162,7 @@ def _fft_conv(draw: Draw) -> Iterator[Call]:
 def _fft_conv_at(draw: Draw) -> Iterator[Call]:
     inputs = {"u": draw(2, LENGTH, 3), "filter": draw(3, LENGTH), "D": draw(3)}
     places = torch.tensor([[0, 5, LENGTH - 1], [1, 2, 3]])
-    yield Call("some positions", _pair(fft_conv_at, fft_conv_at_reference), inputs | {"positions": places})
+    yield Call("some positions", _pair_of("fft_conv_at"), inputs | {"positions": places})
 
 
 def _qkv(draw: Draw, *leading: int) -> Inputs:
@@ -201,7 +171,7 @@ def _qkv(draw: Draw, *leading: int) -> Inputs:
 
 def _float32_matmul(draw: Draw) -> Iterator[Call]:
     inputs = {"a": draw(3, 8), "b": draw(8, 5), "bias": draw(5)}
-    yield Call("plain", _pair(float32_matmul, float32_matmul_reference), inputs, gradients=False)
+    yield Call("plain", _pair_of("float32_matmul"), inputs, gradients=False)
 
 
 def _forget_gate(draw: Draw) -> Iterator[Call]:
@@ -271,7 +241,7 @@ def _system(draw: Draw, *, shared: bool = False) -> Inputs:
 
 def _linear_cross_entropy(draw: Draw) -> Iterator[Call]:
     inputs = {"x": draw(2, LENGTH, 3), "weight": draw(11, 3), "targets": draw.integers(11, 2, LENGTH)}
-    both = _pair(linear_cross_entropy, linear_cross_entropy_reference)
+    both = _pair_of("linear_cross_entropy")
     yield Call("plain", both, inputs)
     targets = inputs["targets"].clone()
     targets[0, ::2] = -1
@@ -280,7 +250,7 @@ def _linear_cross_entropy(draw: Draw) -> Iterator[Call]:
 
 def _lti_ssm(draw: Draw) -> Iterator[Call]:
     u, gates, state = draw(2, LENGTH, 3), draw(2, 2, LENGTH, 3), draw.complex(2, 3, 4)
-    both = _pair(lti_ssm, lti_ssm_reference, return_final_state=True)
+    both = _pair_of("lti_ssm", return_final_state=True)
     for rule in RULES:
         yield Call(rule, both, {"u": u, **_system(draw), "discretization": rule})
     more = {"D": draw(3), "gate_in": gates[0], "gate_out": gates[1]}
@@ -288,7 +258,7 @@ def _lti_ssm(draw: Draw) -> Iterator[Call]:
     shared = _system(draw, shared=True) | {"B": None, "conj_pairs": False}
     yield Call("shared eigenvalues", both, {"u": u, **shared})
     two_sided = _system(draw) | {"C": draw.complex(2, 3, 4), "bidirectional": True}
-    yield Call("bidirectional", _pair(lti_ssm, lti_ssm_reference), {"u": u, **two_sided})
+    yield Call("bidirectional", _pair_of("lti_ssm"), {"u": u, **two_sided})
     one = {"u": u[:, 0], "state": state, **_system(draw), "D": draw(3)}
 
     def step(A: Tensor, B: Tensor, C: Tensor, dt: Tensor, D: Tensor, **rest: Any) -> Tensor:
@@ -302,7 +272,7 @@ def _lti_ssm(draw: Draw) -> Iterator[Call]:
 def _lti_ssm_step(draw: Draw) -> Iterator[Call]:
     inputs = {"u": draw(2, 3), "state": draw.complex(2, 3, 4), "log_dt": draw(3) - 3, "skip": draw(3)}
     inputs |= {"log_A_real": draw(3, 4), "A_imag": draw(3, 4), "B": None, "C": draw(3, 4, 2)}
-    both = {"torch": with_lti_state(partial(lti_ssm_step, backend="torch")), "reference": lti_ssm_step_reference}
+    both = _pair_of("lti_ssm_step")
     for rule in ("zoh", "bilinear", "dss-exp", "dss-exp-no-scale"):
         yield Call(rule, both, inputs | {"discretization": rule}, gradients=False)
     more = {"B": draw(3, 4, 2), "gate_in": draw(2, 3), "gate_out": draw(2, 3)}
@@ -323,7 +293,7 @@ def _scan(draw: Draw, *leading: int) -> Inputs:
 
 def _norm(draw: Draw) -> Iterator[Call]:
     x, residual, gate, weight, bias = draw(2, 5, 8), draw(2, 5, 8), draw(2, 5, 8), draw(8), draw(8)
-    both = _pair(norm, norm_reference)
+    both = _pair_of("norm")
     yield Call("layer", both, {"x": x, "weight": weight, "bias": bias, "kind": "layer", "residual": residual})
     yield Call("rms", both, {"x": x, "weight": weight, "residual": residual})
     yield Call("gated", both, {"x": x, "weight": weight, "gate": gate, "activation": "silu", "eps": 1e-2})
@@ -347,17 +317,17 @@ def _rotary(draw: Draw) -> Iterator[Call]:
 def _rotated_keys(draw: Draw) -> Iterator[Call]:
     inputs = {"B": draw(2, 5, 9), "C": draw(2, 5, 9), "B_weight": draw(9), "C_weight": draw(9)}
     inputs |= {"B_bias": draw(3, 9), "C_bias": draw(3, 9), "dt": draw(2, 5, 3), "w": draw(2, 5, 2)}
-    yield Call("plain", _pair(rotated_keys, rotated_keys_reference), inputs)
+    yield Call("plain", _pair_of("rotated_keys"), inputs)
 
 
 def _squared_relu(draw: Draw) -> Iterator[Call]:
-    both = _pair(squared_relu, squared_relu_reference)
+    both = _pair_of("squared_relu")
     yield Call("plain", both, {"x": draw(3, 5, 8)})
     yield Call("in front of a linear map", both, {"x": draw(3, 5, 4), "weight": draw(6, 4)})
 
 
 def _ssd(draw: Draw) -> Iterator[Call]:
-    both = _pair(partial(ssd, return_final_state=True), partial(ssd_reference, return_final_state=True))
+    both = _pair_of("ssd", return_final_state=True)
     inputs = {"q": draw(2, 70, 2, 5), "k": draw(2, 70, 2, 5), "v": draw(2, 70, 4, 3)}
     inputs |= {"log_decay": draw(2, 70, 4, low=-0.5, high=-0.01), "write": draw(2, 70, 4, low=0.1, high=0.9)}
     yield Call("one weight", both, inputs)
@@ -365,28 +335,28 @@ def _ssd(draw: Draw) -> Iterator[Call]:
 
 
 def _ssd_steps(draw: Draw) -> Iterator[Call]:
-    both = _pair(ssd_steps, ssd_steps_reference)
+    both = _pair_of("ssd_steps")
     inputs = {"x": draw(2, 9, 3), "bias": draw(3), "rate": draw(3, low=1.0, high=16.0)}
     yield Call("euler", both, inputs)
     inputs |= {"rate": draw(2, 9, 3), "share": draw(2, 9, 3)}
-    yield Call("trapezoid", {name: partial(op, least=0.3) for name, op in both.items()}, inputs)
+    yield Call("trapezoid", _pair_of("ssd_steps", least=0.3), inputs)
 
 
 def _rwkv6_inputs(draw: Draw) -> Iterator[Call]:
     inputs = {name: draw(2, 5, 6) for name in "rkvw"} | {"w_0": draw(6), "bonus": draw(6), "head_dim": 3}
-    yield Call("plain", _pair(rwkv6_inputs, rwkv6_inputs_reference), inputs)
+    yield Call("plain", _pair_of("rwkv6_inputs"), inputs)
 
 
 def _rwkv7_inputs(draw: Draw) -> Iterator[Call]:
     inputs = {name: draw(2, 5, 6) for name in "rkwa"} | {name: draw(6) for name in ("w_0", "a_0", "xi")}
     inputs |= {"alpha": draw(6, low=0.5, high=1.5), "rho": draw(6), "head_dim": 3}
-    yield Call("plain", _pair(rwkv7_inputs, rwkv7_inputs_reference), inputs)
+    yield Call("plain", _pair_of("rwkv7_inputs"), inputs)
 
 
 def _selective_scan(draw: Draw) -> Iterator[Call]:
     leading = (2, LENGTH)
     inputs = _scan(draw, *leading)
-    both = _pair(selective_scan, selective_scan_reference, return_final_state=True)
+    both = _pair_of("selective_scan", return_final_state=True)
     yield Call("plain", both, inputs)
     more = {"D": draw(3), "z": draw(*leading, 3), "dt_bias": draw(3), "dt_softplus": True}
     yield Call("gated, softplus, with a state", both, inputs | more | {"initial_state": draw(2, 3, 4)})
@@ -400,8 +370,7 @@ def _h3_inner_step(draw: Draw) -> Iterator[Call]:
     inputs |= {"state": torch.view_as_complex(draw(2, 3, 4, 2)), "C": draw(3, 4, 2), "B": None}
     inputs |= {"log_A_real": draw(3, 4), "A_imag": draw(3, 4), "log_dt": draw(3) - 3}
     inputs |= {"shift_skip": draw(3), "skip": draw(3)}
-    torch_step = with_h3_state(partial(h3_inner_step, backend="torch"))
-    yield Call("plain", {"torch": torch_step, "reference": h3_inner_step_reference}, inputs, gradients=False)
+    yield Call("plain", _pair_of("h3_inner_step"), inputs, gradients=False)
 
 
 def _mamba_inner_step(draw: Draw) -> Iterator[Call]:
@@ -410,18 +379,12 @@ def _mamba_inner_step(draw: Draw) -> Iterator[Call]:
         "conv_bias": draw(3), "x_proj": draw(10, 3), "dt_proj": draw(3, 2), "dt_bias": draw(3), "log_A": draw(3, 4),
         "D": draw(3),
     }  # fmt: skip
-
-    def torch_step(window: Tensor, state: Tensor, **rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        y = mamba_inner_step(window=window, state=state, **rest, backend="torch")
-        return y, window, state
-
-    yield Call("gated", {"torch": torch_step, "reference": mamba_inner_step_reference}, inputs, gradients=False)
+    yield Call("gated", _pair_of("mamba_inner_step"), inputs, gradients=False)
 
 
 def _selective_scan_step(draw: Draw) -> Iterator[Call]:
     inputs = _scan(draw, 2) | {"state": draw(2, 3, 4), "D": draw(3), "z": draw(2, 3), "dt_bias": draw(3)}
-    torch_only = {"torch": partial(selective_scan_step, backend="torch")}
-    yield Call("softplus", torch_only, inputs | {"dt_softplus": True}, ("state",), False)
+    yield Call("softplus", _torch_of("selective_scan_step"), inputs | {"dt_softplus": True}, gradients=False)
 
 
 def _skinny_linear(draw: Draw) -> Iterator[Call]:
@@ -438,7 +401,7 @@ def _skinny_linear(draw: Draw) -> Iterator[Call]:
 
 
 def _ssm_kernel(draw: Draw) -> Iterator[Call]:
-    both = _pair(ssm_kernel, ssm_kernel_reference)
+    both = _pair_of("ssm_kernel")
     for rule in RULES:
         yield Call(rule, both, {**_system(draw), "length": LENGTH, "discretization": rule})
     shared = _system(draw, shared=True) | {"B": None, "conj_pairs": False}
@@ -453,7 +416,7 @@ def _ssm_kernel(draw: Draw) -> Iterator[Call]:
 
 def _slstm(draw: Draw) -> Iterator[Call]:
     inputs = {"x": draw(2, 9, 4, 2, 3), "recurrent": draw(4, 2, 3, 3), "bias": draw(4, 2, 3)}
-    both = _pair(slstm, slstm_reference, return_final_state=True)
+    both = _pair_of("slstm", return_final_state=True)
     yield Call("plain", both, inputs)
     yield Call("with a state", both, inputs | {"initial_state": draw(2, 4, 2, 3, low=1.0, high=2.0)})
 
@@ -461,18 +424,18 @@ def _slstm(draw: Draw) -> Iterator[Call]:
 def _slstm_step(draw: Draw) -> Iterator[Call]:
     inputs = {"x": draw(2, 4, 2, 3), "recurrent": draw(4, 2, 3, 3), "bias": draw(4, 2, 3)}
     inputs["state"] = draw(2, 4, 2, 3, low=1.0, high=2.0)
-    yield Call("plain", {"torch": partial(slstm_step, backend="torch")}, inputs, ("state",), False)
+    yield Call("plain", _torch_of("slstm_step"), inputs, gradients=False)
 
 
 def _swiglu(draw: Draw) -> Iterator[Call]:
-    yield Call("plain", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 8)})
+    yield Call("plain", _pair_of("swiglu"), {"x": draw(3, 5, 8)})
     inputs = {"x": draw(3, 5, 8), "weight": draw(6, 4)}
-    yield Call("in front of a linear map", _pair(swiglu, swiglu_reference), inputs)
-    yield Call("halves apart", _pair(swiglu, swiglu_reference), {"x": draw(3, 5, 4), "up": draw(3, 5, 4)})
+    yield Call("in front of a linear map", _pair_of("swiglu"), inputs)
+    yield Call("halves apart", _pair_of("swiglu"), {"x": draw(3, 5, 4), "up": draw(3, 5, 4)})
 
 
 def _token_shift(draw: Draw) -> Iterator[Call]:
-    both, inputs = _pair(token_shift, token_shift_reference), {"x": draw(2, 5, 3), "mu": draw(4, 3)}
+    both, inputs = _pair_of("token_shift"), {"x": draw(2, 5, 3), "mu": draw(4, 3)}
     yield Call("plain", both, inputs)
     yield Call("mu weighs the present input", both, {**inputs, "weighs": "now"})
     yield Call("with a state", both, inputs | {"delta": draw(4, 2, 5, 3), "initial_state": draw(2, 3)})
@@ -481,7 +444,7 @@ def _token_shift(draw: Draw) -> Iterator[Call]:
 def _wkv(draw: Draw) -> Iterator[Call]:
     inputs = {"k": draw(2, LENGTH, 3), "v": draw(2, LENGTH, 3), "log_decay": draw(3, low=-2.0, high=-0.1)}
     inputs["bonus"] = draw(3)
-    both = _pair(wkv, wkv_reference, return_final_state=True)
+    both = _pair_of("wkv", return_final_state=True)
     yield Call("plain", both, inputs)
     state = draw(2, 3, 3, low=1.0, high=2.0)
     yield Call("with a state", both, inputs | {"initial_state": state})
@@ -490,7 +453,7 @@ def _wkv(draw: Draw) -> Iterator[Call]:
 def _wkv_step(draw: Draw) -> Iterator[Call]:
     inputs = {"k": draw(2, 3), "v": draw(2, 3), "log_decay": draw(3, low=-2.0, high=-0.1), "bonus": draw(3)}
     inputs["state"] = draw(2, 3, 3, low=1.0, high=2.0)
-    yield Call("plain", {"torch": partial(wkv_step, backend="torch")}, inputs, ("state",), False)
+    yield Call("plain", _torch_of("wkv_step"), inputs, gradients=False)
 
 
 OPERATOR_CALLS: dict[str, Callable[[Draw], Iterator[Call]]] = {name: globals()[f"_{name}"] for name in OPERATORS}

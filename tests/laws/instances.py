@@ -12,173 +12,81 @@ from subquad.tasks import TASKS
 
 Options = dict[str, Any]
 
-INSTANCES: dict[str, tuple[str, Options]] = {
-    "induction-heads": ("induction-heads", {"num_train": 200, "num_test": 100, "test_lengths": (30, 60)}),
-    "induction-heads/answer-only": (
-        "induction-heads",
-        {"num_train": 200, "num_test": 100, "train_loss": "answer-only"},
-    ),
-    "associative-recall": ("associative-recall", {"num_train": 200, "num_test": 100, "test_lengths": (20, 40)}),
-    "associative-recall/vocab-20": (
-        "associative-recall",
-        {"num_train": 200, "num_test": 100, "vocab_size": 20, "length": 40, "train_loss": "answer-only"},
-    ),
-    "mqar/zoology-fig2": (
-        "mqar",
-        {"vocab_size": 128, "length": 64, "num_kv_pairs": 8, "num_train": 200, "num_test": 100},
-    ),
-    "mqar/based-fig2": (
-        "mqar",
-        {
-            "protocol": "based-fig2",
-            "vocab_size": 128,
-            "train": [
-                {"length": 32, "num_kv_pairs": 4, "num_examples": 200},
-                {"length": 64, "num_kv_pairs": 16, "num_examples": 100},
-            ],
-            "test": [{"length": 128, "num_kv_pairs": 32, "num_examples": 100}],
-        },
-    ),
-    "mqar/no-keys": (
-        "mqar",
-        {
-            "vocab_size": 64,
-            "length": 64,
-            "num_kv_pairs": 8,
-            "num_train": 200,
-            "num_test": 100,
-            "non_queries": "random-no-keys",
-        },
-    ),
-    "selective-copying": ("selective-copying", {"length": 64, "num_data": 8, "num_test": 100}),
-    "selective-copying/additional": (
-        "selective-copying",
-        {"length": 64, "num_data": 8, "num_test": 100, "marker": "additional", "length_rule": "total"},
-    ),
-    "selective-copying/none": (
-        "selective-copying",
-        {"length": 64, "num_data": 8, "num_test": 100, "marker": "none", "length_rule": "noise"},
-    ),
-    "induction-heads-extrapolation": (
-        "induction-heads-extrapolation",
-        {"length": 32, "test_lengths": (16, 32, 64), "num_test": 100},
-    ),
-    "induction-heads-extrapolation/all-tokens": (
-        "induction-heads-extrapolation",
-        {"length": 32, "test_lengths": (16, 32, 64), "num_test": 100, "train_loss": "all-tokens"},
-    ),
-    "selective-copying/mad": (
-        "selective-copying",
-        {
-            "length": 64,
-            "length_rule": "total",
-            "num_data": 8,
-            "marker": "before",
-            "places": "gaps",
-            "num_train": 200,
-            "num_test": 100,
-        },
-    ),
-    "word-problem": ("word-problem", {"length": 32, "test_lengths": (16, 64), "num_train": 200, "num_test": 100}),
-    "word-problem/cyclic": (
-        "word-problem",
-        {"group": "Z5", "length": 24, "test_lengths": (64,), "num_train": 0, "num_test": 100, "labels": "end"},
-    ),
-    "word-problem/repeats": (
-        "word-problem",
-        {"group": "S3", "length": 32, "test_lengths": (32,), "num_train": 200, "num_test": 100, "repeats": True},
-    ),
-    "word-problem/swaps": (
-        "word-problem",
-        {
-            "group": "S5",
-            "length": 32,
-            "test_lengths": (32,),
-            "num_train": 200,
-            "num_test": 100,
-            "begin": False,
-            "identity": False,
-            "max_moved": 2,
-        },
-    ),
-    "word-problem/range": (
-        "word-problem",
-        {
-            "group": "Z3",
-            "length": 39,
-            "min_length": 2,
-            "test_lengths": (64,),
-            "min_test_length": 39,
-            "num_train": 0,
-            "num_test": 100,
-            "labels": "end",
-            "begin": False,
-        },
-    ),
-    "modular-arithmetic": (
-        "modular-arithmetic",
-        {"length": 24, "min_test_length": 24, "test_length": 64, "num_test": 100},
-    ),
-    "modular-arithmetic/brackets": (
-        "modular-arithmetic",
-        {"brackets": True, "length": 24, "min_test_length": 24, "test_length": 64, "num_test": 100},
-    ),
-    "modular-arithmetic/sums": (
-        "modular-arithmetic",
-        {
-            "modulus": 7,
-            "brackets": True,
-            "multiply": False,
-            "length": 24,
-            "min_test_length": 24,
-            "test_length": 64,
-            "num_test": 100,
-        },
-    ),
-    "in-context-recall": ("in-context-recall", {"length": 32, "num_train": 200, "num_test": 100}),
-    "in-context-recall/noisy": (
-        "in-context-recall",
-        {
-            "length": 32,
-            "vocab_size": 32,
-            "num_noise": 16,
-            "frac_noise": 0.4,
-            "train_loss": "answer-only",
-            "num_train": 200,
-            "num_test": 100,
-        },
-    ),
-    "fuzzy-in-context-recall": ("fuzzy-in-context-recall", {"length": 48, "num_train": 200, "num_test": 100}),
-    "compression": ("compression", {"length": 16, "num_train": 200, "num_test": 100}),
-    "memorization": ("memorization", {"vocab_size": 32, "length": 16, "num_train": 200, "num_test": 100}),
-    "copying": (
-        "copying",
-        {"length": 48, "min_string": 4, "max_string": 12, "test_strings": (12, 24), "num_test": 100},
-    ),
-    "needle": ("needle", {"length": 48, "test_lengths": (48, 96), "num_words": 40, "num_names": 8, "num_test": 50}),
-    "needle/distractors": (
-        "needle",
-        {
-            "length": 64,
-            "test_lengths": (64,),
-            "num_words": 40,
-            "num_names": 8,
-            "num_depths": 1,
-            "num_distractors": 3,
-            "num_test": 50,
-        },
-    ),
-    "brain-activity": (
-        "brain-activity",
-        {"num_networks": 3, "num_points": 16, "num_states": 4, "num_train": 200, "num_test": 100},
-    ),
-    "brain-activity/state": (
-        "brain-activity",
-        {"labels": "state", "num_networks": 3, "num_points": 16, "num_states": 4, "num_train": 200, "num_test": 100},
-    ),
-    "seizures": ("seizures", {"length": 800, "num_channels": 2, "num_train": 60, "num_test": 60}),
+FEW: Options = {"num_train": 200, "num_test": 100}
+COPYING: Options = {"length": 64, "num_data": 8, "num_test": 100}
+LONGER: Options = {"length": 32, "test_lengths": (16, 32, 64), "num_test": 100}
+SUMS: Options = {"length": 24, "min_test_length": 24, "test_length": 64, "num_test": 100}
+
+INSTANCES: dict[str, Options] = {
+    "induction-heads": FEW | {"test_lengths": (30, 60)},
+    "induction-heads/answer-only": FEW | {"train_loss": "answer-only"},
+    "associative-recall": FEW | {"test_lengths": (20, 40)},
+    "associative-recall/vocab-20": FEW | {"vocab_size": 20, "length": 40, "train_loss": "answer-only"},
+    "mqar/zoology-fig2": FEW | {"vocab_size": 128, "length": 64, "num_kv_pairs": 8},
+    "mqar/based-fig2": {
+        "protocol": "based-fig2",
+        "vocab_size": 128,
+        "train": [
+            {"length": 32, "num_kv_pairs": 4, "num_examples": 200},
+            {"length": 64, "num_kv_pairs": 16, "num_examples": 100},
+        ],
+        "test": [{"length": 128, "num_kv_pairs": 32, "num_examples": 100}],
+    },
+    "mqar/no-keys": FEW | {"vocab_size": 64, "length": 64, "num_kv_pairs": 8, "non_queries": "random-no-keys"},
+    "selective-copying": COPYING,
+    "selective-copying/additional": COPYING | {"marker": "additional", "length_rule": "total"},
+    "selective-copying/none": COPYING | {"marker": "none", "length_rule": "noise"},
+    "induction-heads-extrapolation": LONGER,
+    "induction-heads-extrapolation/all-tokens": LONGER | {"train_loss": "all-tokens"},
+    "selective-copying/mad": FEW | COPYING | {"length_rule": "total", "marker": "before", "places": "gaps"},
+    "word-problem": FEW | {"length": 32, "test_lengths": (16, 64)},
+    "word-problem/cyclic": {
+        "group": "Z5",
+        "length": 24,
+        "test_lengths": (64,),
+        "num_train": 0,
+        "num_test": 100,
+        "labels": "end",
+    },
+    "word-problem/repeats": FEW | {"group": "S3", "length": 32, "test_lengths": (32,), "repeats": True},
+    "word-problem/swaps": FEW
+    | {"group": "S5", "length": 32, "test_lengths": (32,), "begin": False, "identity": False, "max_moved": 2},
+    "word-problem/range": {
+        "group": "Z3",
+        "length": 39,
+        "min_length": 2,
+        "test_lengths": (64,),
+        "min_test_length": 39,
+        "num_train": 0,
+        "num_test": 100,
+        "labels": "end",
+        "begin": False,
+    },
+    "modular-arithmetic": SUMS,
+    "modular-arithmetic/brackets": SUMS | {"brackets": True},
+    "modular-arithmetic/sums": SUMS | {"modulus": 7, "brackets": True, "multiply": False},
+    "in-context-recall": FEW | {"length": 32},
+    "in-context-recall/noisy": FEW
+    | {"length": 32, "vocab_size": 32, "num_noise": 16, "frac_noise": 0.4, "train_loss": "answer-only"},
+    "fuzzy-in-context-recall": FEW | {"length": 48},
+    "compression": FEW | {"length": 16},
+    "memorization": FEW | {"vocab_size": 32, "length": 16},
+    "copying": {"length": 48, "min_string": 4, "max_string": 12, "test_strings": (12, 24), "num_test": 100},
+    "needle": {"length": 48, "test_lengths": (48, 96), "num_words": 40, "num_names": 8, "num_test": 50},
+    "needle/distractors": {
+        "length": 64,
+        "test_lengths": (64,),
+        "num_words": 40,
+        "num_names": 8,
+        "num_depths": 1,
+        "num_distractors": 3,
+        "num_test": 50,
+    },
+    "brain-activity": FEW | {"num_networks": 3, "num_points": 16, "num_states": 4},
+    "brain-activity/state": FEW | {"labels": "state", "num_networks": 3, "num_points": 16, "num_states": 4},
+    "seizures": {"length": 800, "num_channels": 2, "num_train": 60, "num_test": 60},
 }
-"""Tasks whose rows depend on the seed of the run: a case of options, and the name of the task it belongs to."""
+"""Options of tasks whose rows depend on the seed of the run, by the name of the task and, behind a slash, the case."""
 
 
 def _grey(number: int, size: int) -> np.ndarray:
@@ -391,11 +299,16 @@ STORED: dict[str, Callable[[Path], dict[str, Options]]] = {
 """Tasks with one fixed set of rows: writes a small set of files and names the options that read it, case by case."""
 
 
+def task_of(case: str) -> str:
+    """The name of the task of a case of `INSTANCES`."""
+    return case.partition("/")[0]
+
+
 def instances(name: str, folder: Path) -> Iterator[tuple[str, Any]]:
     """The small instances of a task, case by case; folder is empty and may be filled."""
     if name in STORED:
         for case, options in STORED[name](folder).items():
             yield case, TASKS.load(name)(**options)
-    for case, (task, options) in INSTANCES.items():
-        if task == name:
+    for case, options in INSTANCES.items():
+        if task_of(case) == name:
             yield case, TASKS.load(name)(**options)

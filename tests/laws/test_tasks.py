@@ -14,7 +14,7 @@ from subquad.suite.contracts import IGNORE
 from subquad.suite.laws import tasks as task_laws
 from subquad.suite.laws.tasks import split
 from subquad.tasks import TASKS
-from tests.laws.instances import INSTANCES, STORED, instances
+from tests.laws.instances import INSTANCES, STORED, instances, task_of
 from tests.laws.versions import empty_folder
 
 NOISY = {"brain-activity", "seizures"}
@@ -22,8 +22,7 @@ NOISY = {"brain-activity", "seizures"}
 
 
 def build(case, **changes):
-    name, options = INSTANCES[case]
-    return TASKS.load(name)(**{**options, **changes})
+    return TASKS.load(task_of(case))(**{**INSTANCES[case], **changes})
 
 
 def ordinary(rows, trigger):
@@ -84,7 +83,7 @@ def solve(task, segment):
 def test_every_task_that_draws_its_rows_is_tested():
     # the other tasks have one fixed set of rows and are tested in files of their own
     drawn = {name for name in TASKS if "data" not in TASKS.load(name).model_fields}
-    assert {name for name, _ in INSTANCES.values()} == drawn
+    assert set(map(task_of, INSTANCES)) == drawn
     assert {build(case).fingerprint() for case in INSTANCES} == {task_laws.GENERATED}
     assert set(STORED) == set(TASKS) - drawn
 
@@ -122,7 +121,7 @@ def test_slices_name_the_length(case):
         assert {part.dtype for part in parts} <= {torch.int16, torch.int32}
 
 
-@pytest.mark.parametrize("case", [case for case, (name, _) in INSTANCES.items() if name not in NOISY])
+@pytest.mark.parametrize("case", [case for case in INSTANCES if task_of(case) not in NOISY])
 def test_the_oracle_of_the_task_is_always_right(case):
     task = build(case)
     for name in ("train", "valid", "test"):

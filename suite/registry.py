@@ -31,6 +31,11 @@ class Entry:
         return found[key.removesuffix("]")] if bracket else found
 
 
+def entries(package: str, places: Mapping[str, tuple[str, str]]) -> dict[str, Entry]:
+    """The entries of names whose places, given with a summary, lie in one package."""
+    return {name: Entry(f"{package}.{place}", summary) for name, (place, summary) in places.items()}
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the closest spelling, or else the dotted name that ends so; or nothing."""
     names = list(names)

@@ -82,6 +82,19 @@ def make_planner(**tuning: Any) -> Any:
     return plan.Planner(plan.Tuning(**({"min_width": 16} if DEVICE == "cpu" else {}) | tuning))
 
 
+def on_kernels(name: str, default: Callable[[], Any] = make_planner) -> Callable[..., Any]:
+    """An operator on its Triton kernels, as a function of a planner, which has a default, and of its arguments."""
+
+    def run(planner: Any = None, cu_seqlens: Tensor | None = None, **inputs: Any) -> Any:
+        impl = pytest.importorskip(f"subquad.kernels.{name}.triton")
+        ends = None if cu_seqlens is None else cu_seqlens.tolist()
+        op = getattr(impl, f"{name}_triton")
+        o, final = op(**inputs, sequence_ends=ends, planner=default() if planner is None else planner)
+        return o if final is None else (o, final)
+
+    return run
+
+
 def small_tiles() -> dict[str, Any]:
     """Changes of the tuning: tiles of 16 channels, of which inputs have several."""
     plan = pytest.importorskip("subquad.kernels.gated_linear_attention.triton.plan")

@@ -20,6 +20,7 @@ from tests.kernels.gated import (
     kept_plans_give_the_same,
     make_planner,
     on_device,
+    on_kernels,
     packed_sequences_are_separate_ones,
     quick,
     scaled,
@@ -38,13 +39,7 @@ def tuning(**changes) -> dict:
     return impl.default_tuning() | changes
 
 
-def run_triton(planner=None, cu_seqlens=None, **inputs):
-    """The operator on the Triton kernels with the tuning of a planner."""
-    planner = make_planner(**tuning()) if planner is None else planner
-    impl = pytest.importorskip("subquad.kernels.delta_rule.triton")
-    ends = None if cu_seqlens is None else cu_seqlens.tolist()
-    o, final = impl.delta_rule_triton(**inputs, sequence_ends=ends, planner=planner)
-    return o if final is None else (o, final)
+run_triton = on_kernels("delta_rule", lambda: make_planner(**tuning()))
 
 
 def in_triton(**changes):

@@ -22,6 +22,7 @@ from tests.kernels.gated import (
     kept_plans_give_the_same,
     make_planner,
     on_device,
+    on_kernels,
     packed_sequences_are_separate_ones,
     quick,
     results,
@@ -36,13 +37,7 @@ DECAYS = ["none", "head", "head-time", "key", "value", "shared", "shared-head-ti
 """Kinds of decay; of those that begin with "shared", several heads share queries and keys."""
 
 
-def run_triton(planner=None, cu_seqlens=None, **inputs):
-    """The operator on the Triton kernels with the tuning of a planner."""
-    planner = make_planner() if planner is None else planner
-    impl = pytest.importorskip("subquad.kernels.gated_linear_attention.triton")
-    ends = None if cu_seqlens is None else cu_seqlens.tolist()
-    o, final = impl.gated_linear_attention_triton(**inputs, sequence_ends=ends, planner=planner)
-    return o if final is None else (o, final)
+run_triton = on_kernels("gated_linear_attention")
 
 
 def make_inputs(

@@ -14,6 +14,7 @@ from subquad.kernels.gated_slot_attention import (
     gated_slot_attention_reference,
     gated_slot_attention_step,
 )
+from subquad.kernels.gated_slot_attention.workloads import flat
 from subquad.suite.laws.accuracy import assert_close, assert_matches_reference
 from tests.kernels.gated import (
     DEVICE,
@@ -21,6 +22,7 @@ from tests.kernels.gated import (
     kept_plans_give_the_same,
     make_planner,
     on_device,
+    on_kernels,
     packed_sequences_are_separate_ones,
     scaled,
 )
@@ -59,35 +61,19 @@ def make_inputs(
     }
 
 
-def with_state(op):
-    """The operator with its pair of states as two arguments and its results as one flat tuple."""
-
-    def flat(state_k: Tensor | None = None, state_v: Tensor | None = None, **inputs):
-        state = None if state_k is None else (state_k, state_v)
-        o, final = op(**inputs, initial_state=state)
-        return o, *final
-
-    return flat
-
-
 def random_state(seed: int = 7, B: int = B, H: int = H, K: int = K, V: int = V, M: int = M) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "state_k": torch.randn(B, H, K, M, generator=generator, dtype=torch.float64),
-        "state_v": torch.randn(B, H, M, V, generator=generator, dtype=torch.float64),
+        "initial_keys": torch.randn(B, H, K, M, generator=generator, dtype=torch.float64),
+        "initial_values": torch.randn(B, H, M, V, generator=generator, dtype=torch.float64),
     }
 
 
-KEEP = ("slots", "log_decay", "state_k", "state_v")
-OP, REFERENCE = with_state(gated_slot_attention), with_state(gated_slot_attention_reference)
+KEEP = ("slots", "log_decay", "initial_keys", "initial_values")
+OP, REFERENCE = flat(gated_slot_attention), flat(gated_slot_attention_reference)
 
 
-def run_triton(planner=None, cu_seqlens=None, **inputs):
-    """`with_state(gated_slot_attention)` on the Triton kernels with the tuning of a planner."""
-    planner = make_planner() if planner is None else planner
-    impl = pytest.importorskip("subquad.kernels.gated_slot_attention.triton")
-    ends = None if cu_seqlens is None else cu_seqlens.tolist()
-    return with_state(partial(impl.gated_slot_attention_triton, sequence_ends=ends, planner=planner))(**inputs)
+run_triton = flat(on_kernels("gated_slot_attention"))
 
 
 @pytest.mark.parametrize("coupled", [True, False], ids=["gsa", "abc"])
@@ -130,7 +116,7 @@ def test_as_many_slots_as_positions_written_once_each_is_softmax_attention():
 def test_step_by_step_equals_parallel(coupled):
     inputs = make_inputs(70, coupled=coupled)
     states = random_state()
-    state = (states["state_k"], states["state_v"])
+    state = (states["initial_keys"], states["initial_values"])
     o, final = gated_slot_attention(**inputs, initial_state=state)
     for t in range(70):
         log_decay = None if inputs["log_decay"] is None else inputs["log_decay"][:, t]
@@ -147,7 +133,7 @@ def test_a_step_of_the_kernel_equals_plain_pytorch(coupled, dtype):
     inputs, states = make_inputs(1, coupled=coupled), random_state()
     now = [inputs[name][:, 0].to(dtype) for name in ("q", "k", "v")]
     now += [inputs[name] if inputs[name] is None else inputs[name][:, 0].float() for name in ("slots", "log_decay")]
-    state = states["state_k"].float(), states["state_v"].float()
+    state = states["initial_keys"].float(), states["initial_values"].float()
     wide = [x if x is None else x.double() for x in now]
     exact, after = gated_slot_attention_step(*wide, (state[0].double(), state[1].double()))
     now = [x if x is None else x.to(DEVICE) for x in now]
@@ -176,7 +162,7 @@ SLOW = [pytest.mark.slow]
 
 
 def equals_the_loop(inputs, dtype=torch.float32, keep=KEEP, **tuning):
-    op = partial(run_triton, make_planner(**tuning))
+    op = partial(run_triton, planner=make_planner(**tuning))
     assert_matches_reference(op, REFERENCE, inputs, dtype=dtype, keep=keep, device=DEVICE)
 
 
@@ -216,10 +202,10 @@ def test_a_forward_without_gradients_takes_float32_slots_beside_bfloat16(coupled
     inputs = make_inputs(scaled(70, chunk), coupled=coupled, **SMALL)
     rounded = {n: x.to(torch.float32 if n in KEEP else torch.bfloat16) for n, x in inputs.items() if torch.is_tensor(x)}
     inputs |= {n: x.to(DEVICE) for n, x in rounded.items()}
-    exact = with_state(gated_slot_attention_reference)(**inputs | {n: x.double() for n, x in rounded.items()})
-    plain = with_state(gated_slot_attention_reference)(**inputs | rounded)
+    exact = flat(gated_slot_attention_reference)(**inputs | {n: x.double() for n, x in rounded.items()})
+    plain = flat(gated_slot_attention_reference)(**inputs | rounded)
     for name, a, e, p in zip(
-        ("o", "keys", "values"), run_triton(make_planner(chunk=chunk), **inputs), exact, plain, strict=True
+        ("o", "keys", "values"), run_triton(planner=make_planner(chunk=chunk), **inputs), exact, plain, strict=True
     ):
         assert_close(a, e, torch.bfloat16, plain=p, what=name)
 
@@ -255,7 +241,7 @@ def test_the_kernels_neither_overflow_nor_lose_the_near_terms(dtype):
 def test_packed_sequences_equal_separate_ones(backend, coupled, chunk):
     ends, sizes = [0, 1, scaled(70, chunk), scaled(100, chunk)], SMALL | {"H": 2}
     inputs = on_device(make_inputs(ends[-1], coupled=coupled, **sizes))
-    op = OP if backend == "torch" else partial(run_triton, make_planner(chunk=chunk))
+    op = OP if backend == "torch" else partial(run_triton, planner=make_planner(chunk=chunk))
     states = on_device(random_state(**sizes))
     packed_sequences_are_separate_ones(op, inputs | states, ends, tuple(states))
 
@@ -265,7 +251,7 @@ def test_an_empty_packed_sequence_ends_with_its_initial_state(backend):
     ends, sizes = torch.tensor([0, 5, 5, 9]), SMALL | {"H": 1}
     inputs = on_device(make_inputs(9, **sizes))
     states = on_device(random_state(**sizes | {"B": 3}))
-    op = with_state(partial(gated_slot_attention, backend=backend))
+    op = flat(partial(gated_slot_attention, backend=backend))
     o, *final = op(**inputs, **states, cu_seqlens=ends)
     some = {n: x[[0, 2]] for n, x in states.items()}
     expected, *final_of_others = op(**inputs, **some, cu_seqlens=torch.tensor([0, 5, 9]))
@@ -279,7 +265,7 @@ def test_an_empty_packed_sequence_ends_with_its_initial_state(backend):
 def test_gradients_that_are_not_asked_for_are_not_formed(chunk):
     inputs = on_device(make_inputs(scaled(40, chunk), **SMALL))
     inputs["q"].requires_grad_()
-    run_triton(make_planner(chunk=chunk), **inputs)[0].sum().backward()
+    run_triton(planner=make_planner(chunk=chunk), **inputs)[0].sum().backward()
     assert inputs["q"].grad is not None
     assert inputs["log_decay"].grad is None
 
@@ -293,7 +279,7 @@ def test_plans_that_are_kept_belong_to_calls_of_one_kind(coupled):
     states = on_device(random_state(**sizes))
 
     def calls(planner):
-        op = partial(run_triton, planner)
+        op = partial(run_triton, planner=planner)
         leaves = {n: x.detach().requires_grad_() for n, x in (inputs | states).items() if isinstance(x, Tensor)}
         outputs = op(**{**inputs, **leaves}, scale=1.0)
         yield from op(**inputs, scale=1.0)

@@ -6,18 +6,14 @@ import pytest
 from subquad.reports.render import Board
 from subquad.reports.render.board import NUMBERS, Crossover, folder_of, overview
 from subquad.reports.render.count import PAPERS
-from subquad.run_suite import REPOSITORY
 from subquad.suite.store import storage
+from tests.reports.committed import ROWS
 
 
 @pytest.fixture(scope="module")
 def board() -> Board:
-    reports = []
-    for name in ("h3/table2", "mamba/table15", "quickstart"):
-        _, config, path = REPOSITORY.experiment(name)
-        rows = storage.read(storage.files([REPOSITORY.reference], name))
-        reports.append(REPOSITORY.rendering().build(config, path.parent, rows, scale="paper"))
-    return Board("overview", tuple(reports), (), pd.DataFrame(columns=storage.SCHEMA.names))
+    reports = tuple(ROWS.report(name, "paper") for name in ("h3/table2", "mamba/table15", "quickstart"))
+    return Board("overview", reports, (), pd.DataFrame(columns=storage.SCHEMA.names))
 
 
 def test_the_parts_of_every_line_add_up_to_its_cells_in_a_grid(board):

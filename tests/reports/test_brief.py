@@ -4,11 +4,10 @@ import re
 
 import pytest
 
-from subquad.reports.render import brief, build, render
+from subquad.reports.render import brief, render
 from subquad.reports.render.layout import document
 from subquad.reports.render.printing import terminal
-from subquad.run_suite import REPOSITORY
-from subquad.suite.store import storage
+from tests.reports.committed import ROWS
 from tests.reports.made import make_run
 
 CODES = re.compile(r"\x1b\[\d+m")
@@ -16,8 +15,7 @@ CODES = re.compile(r"\x1b\[\d+m")
 
 @pytest.fixture(scope="module")
 def table2():
-    _, config, path = REPOSITORY.experiment("h3/table2")
-    return build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], "h3/table2")))
+    return ROWS.report("h3/table2", "paper")
 
 
 def test_eight_cells_take_less_than_a_screen_and_none_is_lost(table2):
@@ -49,6 +47,5 @@ def test_colours_change_no_letter_and_no_place(table2, width):
 
 
 def test_a_table_of_many_cells_has_the_layout_of_the_paper():
-    _, config, path = REPOSITORY.experiment("mamba/table11")
-    table11 = build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], "mamba/table11")))
+    table11 = ROWS.report("mamba/table11", "paper")
     assert brief(table11).grids == document(table11).grids[:1]

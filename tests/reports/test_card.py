@@ -5,16 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from subquad.reports.render import build
 from subquad.reports.render.card import SIGNS, card, verdict_table
-from subquad.run_suite import REPOSITORY
-from subquad.suite.store import storage
+from tests.reports.committed import ROWS
 
 
 @pytest.fixture(scope="module")
 def table11():
-    _, config, path = REPOSITORY.experiment("mamba/table11")
-    return build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], "mamba/table11")))
+    return ROWS.report("mamba/table11", "paper")
 
 
 def test_every_cell_has_its_place_and_the_colour_of_its_verdict(table11):

@@ -17,11 +17,11 @@ from subquad.run_suite import REPOSITORY
 from subquad.suite.options import parse
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.store import storage
+from tests.reports.committed import ROWS
 
 
-def committed(name: str) -> Document:
-    _, config, path = REPOSITORY.experiment(name)
-    return document(build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], name))))
+def committed(name: str, scale: str = "paper") -> Document:
+    return document(ROWS.report(name, scale))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,8 @@ def every_document() -> list[Document]:
     """The reports of all experiments without rows, which have the words of every grid, and some with rows."""
     nothing = pd.DataFrame(columns=storage.SCHEMA.names)
     documents = [document(build(config, path.parent, nothing)) for _, config, path in REPOSITORY.every_experiment()]
-    return documents + [committed(name) for name in ("h3/table2", "gsa/figure4", "gsa/kernels", "mamba/table1")]
+    with_rows = map(committed, ("h3/table2", "gsa/figure4", "gsa/kernels"))
+    return [*documents, *with_rows, committed("mamba/table1", "small")]
 
 
 def test_a_row_of_the_paper_is_a_line_with_its_columns_side_by_side(table11):

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from subquad.reports.render import Board, build, render
+from subquad.reports.render import Board, render
 from subquad.reports.render.page import page
 from subquad.run_suite import REPOSITORY
 from subquad.suite.store import storage
 from tests.reports.browser import Browser, browser, needs_browser
+from tests.reports.committed import ROWS
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -152,8 +153,7 @@ def test_titles_of_a_long_table_stay_in_sight(everything):
 
 def test_the_page_of_one_experiment_keeps_its_titles_above_its_lines(tmp_path):
     """It shares the style sheet, and has no menu below which titles would stay."""
-    _, config, path = REPOSITORY.experiment("h3/table2")
-    report = build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], "h3/table2")))
+    report = ROWS.report("h3/table2", "paper")
     file = tmp_path / "report.html"
     render(report, "html", file)
     with browser(tmp_path) as tab:
@@ -180,8 +180,7 @@ HOSTILE = '"\'><img src=x onerror="window.hacked=1"><script>window.hacked=1</scr
 
 
 def test_nothing_that_a_row_says_is_carried_out(tmp_path):
-    _, config, path = REPOSITORY.experiment("h3/table2")
-    report = build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], "h3/table2")))
+    report = ROWS.report("h3/table2", "paper")
     names = {"S4D": HOSTILE, "H3": "__proto__"}
     cells = tuple(
         replace(cell, row=names.get(cell.row, cell.row), column=f"{cell.column}{HOSTILE}", chosen=HOSTILE)

@@ -11,10 +11,9 @@ from subquad.reports.render.board import crossovers
 from subquad.reports.render.draw import draw
 from subquad.reports.render.layout import ours_text
 from subquad.reports.render.plan import plain_table
-from subquad.run_suite import REPOSITORY
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import points
-from subquad.suite.store import storage
+from tests.reports.committed import ROWS
 from tests.reports.drawn import words
 from tests.stored import frame_of
 
@@ -343,8 +342,7 @@ def test_a_row_is_compared_with_the_fastest_attention_of_every_length(make, metr
 def test_ticks_of_every_timed_figure_are_plain_numbers():
     drawn = 0
     for name in ("mamba/figure8-inference", "h3/table7", "h3/table8", "gsa/figure4"):
-        _, config, path = REPOSITORY.experiment(name)
-        canvas = draw(build(config, path.parent, storage.read(storage.files([REPOSITORY.reference], name))))
+        canvas = draw(ROWS.report(name, "paper"))
         assert canvas is not None
         canvas.canvas.draw()
         for ax in canvas.axes:

@@ -122,8 +122,8 @@ SMALLER = frozenset({"loss", "error", "perplexity", "memory", "time", "fid"})
 """Last words of the names of metrics of which a smaller value is the better one."""
 LARGER = frozenset({"accuracy", "exact", "score", "precision", "recall", "f1", "auc", "throughput"})
 """Last words of the names of metrics of which a larger value is the better one."""
-SMALLER_BEGINNINGS = ("bits_per_", "nats_per_")
-"""Beginnings of the names of metrics of which a smaller value is the better one."""
+SMALLER_BEGINNINGS = ("bits_per_", "nats_per_", "am_score")
+"""Beginnings of the names of metrics of which a smaller value is the better one; an AM score is a divergence."""
 
 
 def smaller_is_better(metric: str) -> bool | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from subquad.reports.render.document import unit_shown
-from subquad.suite.metrics import METRICS
+from subquad.suite.metrics import METRICS, smaller_is_better
 from subquad.suite.registry import nearest
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_table, lookup, points, same, seeds_of
@@ -194,23 +194,33 @@ def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
     spec = config.table or (plain_table(config, grid) if config.baseline else published_table(published))
     check_table(config, scale, str(folder / "grid.yaml"))
     plan = Plan(config, spec, scale, grid, published)
-    _check_units(plan, folder / "expected.csv")
+    _check_published(plan, folder / "expected.csv")
     return plan
 
 
-def _check_units(plan: Plan, path: Path) -> None:
-    """Raises ValueError for a published number in another unit than that in which its column shows ours."""
+def _check_published(plan: Plan, path: Path) -> None:
+    """Raises ValueError for a published number in another unit than that in which its column shows ours.
+
+    So it does where the number and the metric of its column contradict each other on which direction is better.
+    """
     units = {name: unit_shown([domain.unit], plan.spec.percent) for name, domain in METRICS.items() if domain.unit}
     known = {"%", *units.values(), *(domain.unit for domain in METRICS.values())}
     for (row, column), value in plan.published.items() if plan.config.baseline else ():
         if column not in plan.spec.columns:
             continue
-        unit = "x" if plan.is_speedup(column) else units.get(plan.spec.of(column, "metric"))
+        metric = "" if plan.is_speedup(column) else plan.spec.of(column, "metric")
+        unit = units.get(metric) if metric else "x"
         # a unit in the paper's own words, such as `ppl` or `x`, is taken for ours
         if unit and value.unit and value.unit != unit and value.unit in known:
             raise ValueError(
                 f"{path}: {row} | {column}: its unit is {value.unit}, and the table shows {unit}; convert the number, "
                 "or change metric or percent of the table"
+            )
+        lower = smaller_is_better(metric)
+        if value.better and lower is not None and lower != (value.better == "lower"):
+            raise ValueError(
+                f"{path}: {row} | {column}: better is {value.better}, and of {metric} a "
+                f"{'smaller' if lower else 'larger'} value is better; correct it, or the metric of the table"
             )
 
 

@@ -95,12 +95,21 @@ def test_a_file_that_a_spreadsheet_saved_is_read_as_any_other(tmp_path):
 )
 def test_a_published_number_in_another_unit_than_ours_is_an_error(make, unit, table, shown):
     table = {**yaml.safe_load(GRID)["table"], **table}
-    expected = f"{HEADER}\nH3,AR,0.99,{unit},higher,,,,s\n"
+    expected = f"{HEADER}\nH3,AR,0.99,{unit},,,,,s\n"
     with (
         pytest.raises(ValueError, match=rf"H3 \| AR: its unit is {unit}, and the table shows {shown};")
         if shown
         else (contextlib.nullcontext())
     ):
+        make(config=grid(table=table, figure=None), expected=expected, claims="")
+
+
+@pytest.mark.parametrize(("better", "metric", "is_wrong"), [("lower", "accuracy", True), ("higher", "coverage", False)])
+def test_a_published_number_that_contradicts_its_metric_is_an_error(make, better, metric, is_wrong):
+    table = {**yaml.safe_load(GRID)["table"], "metric": metric}
+    expected = f"{HEADER}\nH3,AR,99,,{better},,,,s\n"
+    words = r"H3 \| AR: better is lower, and of accuracy a larger value is better"
+    with pytest.raises(ValueError, match=words) if is_wrong else contextlib.nullcontext():
         make(config=grid(table=table, figure=None), expected=expected, claims="")
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from subquad.suite.metrics import smaller_is_better
 from subquad.tasks.generation import am_score, frechet_distance, inception_score, modified_inception_score, scores
 
 RNG = np.random.default_rng(0)
@@ -78,6 +79,14 @@ def test_modified_inception_score_is_exp_of_the_mean_divergence_of_all_pairs():
     two = np.log(np.array([[1 - e, e], [e, 1 - e]]))
     divergence = (1 - 2 * e) * math.log((1 - e) / e)
     assert modified_inception_score(two) == pytest.approx(math.exp(divergence / 2))
+
+
+@pytest.mark.parametrize(
+    ("metric", "smaller"),
+    [("fid", True), ("am_score", True), ("inception_score", False), ("modified_inception_score", False)],
+)
+def test_a_score_says_whether_a_smaller_value_is_better(metric, smaller):
+    assert smaller_is_better(metric) == smaller
 
 
 def test_am_score_is_zero_for_certain_labels_as_frequent_as_in_the_data():

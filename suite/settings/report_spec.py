@@ -133,6 +133,8 @@ class TableSpec(Config):
             over, take = choice.get("speedup_over"), choice.get("take")
             if (over is None) != (take is None) or (over is not None and over not in self.rows):
                 raise ValueError(f"columns.{label}: speedup_over names a row of the table, and take is max or mean")
+            if "at" in choice:
+                check_direction(choice.get("metric", self.metric))
 
     def part(self, row: str, column: str) -> str:
         """The slice name that a cell shows; empty for all of a run's rows."""

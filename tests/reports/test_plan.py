@@ -130,6 +130,13 @@ def test_what_a_column_measures_is_checked(option, words):
         grid(table=table)
 
 
+def test_the_best_evaluation_needs_a_direction():
+    table = yaml.safe_load(GRID)["table"]
+    table["columns"]["AR"] |= {"at": "best", "metric": "coverage"}
+    with pytest.raises(ValueError, match="'coverage' does not say whether a smaller value is better"):
+        grid(table=table)
+
+
 def test_a_selector_that_selects_nothing_is_an_error(make):
     bad = {**yaml.safe_load(GRID)["table"], "rows": {"H3": {"modle.name": "h3"}}}
     with pytest.raises(ValueError, match=r"modle\.name"):

@@ -72,6 +72,27 @@ def _unless(settings: Settings, **expected: Any) -> None:
             raise ValueError(f"config.json: {key}={settings[key]!r} is not supported, only {value!r}")
 
 
+def _options(settings: Settings, *, tied: bool, **own: Any) -> dict[str, Any]:
+    """The options that are named alike in most layouts of `transformers`, and those of one. tied: a default of it."""
+    return {
+        "d_model": settings["hidden_size"],
+        "num_layers": settings["num_hidden_layers"],
+        "tie_embeddings": settings.get("tie_word_embeddings", tied),
+        **own,
+    }
+
+
+def sizes_of(options: Mapping[str, Any], vocab_size: int, **own: Any) -> dict[str, Any]:
+    """The reverse: the settings that are named alike in most layouts of `transformers`, and those of one."""
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": options["d_model"],
+        "num_hidden_layers": options["num_layers"],
+        "tie_word_embeddings": options["tie_embeddings"],
+        **own,
+    }
+
+
 # ---------------------------------------------------------------- Mamba
 
 MAMBA_LAYER: Names = {
@@ -119,28 +140,19 @@ def mamba_settings(options: dict[str, Any], vocab_size: int, length: int) -> dic
 
 def _mamba_hf_options(settings: Settings) -> dict[str, Any]:
     _unless(settings, expand=2, conv_kernel=4, use_conv_bias=True, use_bias=False, hidden_act="silu")
-    return {
-        "d_model": settings["hidden_size"],
-        "num_layers": settings["num_hidden_layers"],
-        "d_state": settings["state_size"],
-        "dt_rank": settings["time_step_rank"],
-        "tie_embeddings": settings.get("tie_word_embeddings", True),
-        "norm_eps": settings["layer_norm_epsilon"],
-    }
+    own = {"d_state": settings["state_size"], "dt_rank": settings["time_step_rank"]}
+    return _options(settings, tied=True, norm_eps=settings["layer_norm_epsilon"], **own)
 
 
 def _mamba_hf_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
-    return {
+    own = {
         "model_type": "mamba",
         "architectures": ["MambaForCausalLM"],
-        "vocab_size": vocab_size,
-        "hidden_size": options["d_model"],
-        "num_hidden_layers": options["num_layers"],
         "state_size": options["d_state"],
         "time_step_rank": options["dt_rank"] or -(-options["d_model"] // 16),
         "layer_norm_epsilon": options["norm_eps"],
-        "tie_word_embeddings": options["tie_embeddings"],
     }
+    return sizes_of(options, vocab_size, **own)
 
 
 # ---------------------------------------------------------------- Mamba-2
@@ -191,25 +203,15 @@ def _mamba2_settings(options: dict[str, Any], vocab_size: int, length: int) -> d
 
 def _mamba2_hf_options(settings: Settings) -> dict[str, Any]:
     _unless(settings, n_groups=1, use_conv_bias=True, use_bias=False, hidden_act="silu")
-    return {
-        "d_model": settings["hidden_size"],
-        "num_layers": settings["num_hidden_layers"],
-        "d_state": settings["state_size"],
-        "head_dim": settings["head_dim"],
-        "expand": settings["expand"],
-        "d_conv": settings["conv_kernel"],
-        "tie_embeddings": settings.get("tie_word_embeddings", False),
-        "norm_eps": settings["layer_norm_epsilon"],
-    }
+    own = {"d_state": settings["state_size"], "d_conv": settings["conv_kernel"]}
+    own |= {"head_dim": settings["head_dim"], "expand": settings["expand"]}
+    return _options(settings, tied=False, norm_eps=settings["layer_norm_epsilon"], **own)
 
 
 def _mamba2_hf_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
-    return {
+    own = {
         "model_type": "mamba2",
         "architectures": ["Mamba2ForCausalLM"],
-        "vocab_size": vocab_size,
-        "hidden_size": options["d_model"],
-        "num_hidden_layers": options["num_layers"],
         "num_heads": options["expand"] * options["d_model"] // _mamba2_head(options),
         "state_size": options["d_state"],
         "head_dim": _mamba2_head(options),
@@ -217,8 +219,8 @@ def _mamba2_hf_settings(options: dict[str, Any], vocab_size: int, length: int) -
         "conv_kernel": options["d_conv"],
         "n_groups": 1,
         "layer_norm_epsilon": options["norm_eps"],
-        "tie_word_embeddings": options["tie_embeddings"],
     }
+    return sizes_of(options, vocab_size, **own)
 
 
 # ---------------------------------------------------------------- GPT-2
@@ -281,24 +283,19 @@ def _neox_options(settings: Settings) -> dict[str, Any]:
     base = rope.get("rope_theta", rotary["rotary_emb_base"])
     if base != 10000:
         raise ValueError(f"config.json: rotary_emb_base={base!r} is not supported, only 10000")
-    return {
-        "d_model": settings["hidden_size"],
-        "num_layers": settings["num_hidden_layers"],
+    own = {
         "num_heads": settings["num_attention_heads"],
         "mlp_ratio": settings["intermediate_size"] / settings["hidden_size"],
         "rotary_fraction": rope.get("partial_rotary_factor", rotary["rotary_pct"]),
         "norm_eps": settings.get("layer_norm_eps", 1e-5),
-        "tie_embeddings": settings.get("tie_word_embeddings", False),
     }
+    return _options(settings, tied=False, **own)
 
 
 def _neox_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
-    return {
+    own = {
         "model_type": "gpt_neox",
         "architectures": ["GPTNeoXForCausalLM"],
-        "vocab_size": vocab_size,
-        "hidden_size": options["d_model"],
-        "num_hidden_layers": options["num_layers"],
         "num_attention_heads": options["num_heads"],
         "intermediate_size": round(options["mlp_ratio"] * options["d_model"]),
         "hidden_act": "gelu",
@@ -308,8 +305,8 @@ def _neox_settings(options: dict[str, Any], vocab_size: int, length: int) -> dic
         "layer_norm_eps": options["norm_eps"],
         "use_parallel_residual": True,
         "attention_bias": True,
-        "tie_word_embeddings": options["tie_embeddings"],
     }
+    return sizes_of(options, vocab_size, **own)
 
 
 def _neox_order(model: nn.Module) -> Tensor:
@@ -356,29 +353,18 @@ def _fla_options(settings: Settings, **own: Any) -> dict[str, Any]:
     if inner is None:
         # rounded as fla/modules/mlp.py rounds it
         inner = 256 * -(-int(width * (settings.get("hidden_ratio") or 4) * 2 / 3) // 256)
-    return {
-        "d_model": width,
-        "num_layers": settings["num_hidden_layers"],
-        "mlp_ratio": inner / width,
-        "norm_eps": settings.get("norm_eps", 1e-6),
-        "tie_embeddings": settings.get("tie_word_embeddings", False),
-        **own,
-    }
+    return _options(settings, tied=False, mlp_ratio=inner / width, norm_eps=settings.get("norm_eps", 1e-6), **own)
 
 
 def fla_settings(kind: str, options: dict[str, Any], vocab_size: int, length: int, **own: Any) -> dict[str, Any]:
-    return {
+    common = {
         "model_type": kind,
-        "vocab_size": vocab_size,
-        "hidden_size": options["d_model"],
-        "num_hidden_layers": options["num_layers"],
         "intermediate_size": 8 * -(-round(options["mlp_ratio"] * options["d_model"]) // 8),
         "max_position_embeddings": length,
         "norm_eps": options["norm_eps"],
-        "tie_word_embeddings": options["tie_embeddings"],
         "hidden_act": "swish",
-        **own,
     }
+    return sizes_of(options, vocab_size, **common, **own)
 
 
 def _gla_options(settings: Settings) -> dict[str, Any]:

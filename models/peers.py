@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.models.checkpoints import LAYOUTS, fla_settings, mamba_settings
+from subquad.models.checkpoints import LAYOUTS, fla_settings, mamba_settings, sizes_of
 from subquad.suite.contracts import IGNORE, TaskSpec
 from subquad.suite.model import Model
 
@@ -139,10 +139,7 @@ def _delta_of_heads(config: Any) -> Settings:
 
 def _rwkv7(config: Any, options: Settings, vocab_size: int, length: int) -> Settings:
     narrow, wide = config.ranks
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
+    own = {
         "intermediate_size": config.channel_width,
         "head_dim": config.head_size,
         "decay_low_rank_dim": narrow,
@@ -151,8 +148,8 @@ def _rwkv7(config: Any, options: Settings, vocab_size: int, length: int) -> Sett
         "gate_low_rank_dim": wide,
         "max_position_embeddings": length,
         "norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
     }
+    return sizes_of(options, vocab_size, **own)
 
 
 def _mamba3(config: Any, options: Settings, vocab_size: int, length: int) -> Settings:
@@ -163,17 +160,14 @@ def _mamba3(config: Any, options: Settings, vocab_size: int, length: int) -> Set
 
 
 def _llama(config: Any, options: Settings, vocab_size: int, length: int) -> Settings:
-    return {
+    own = {
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": vocab_size,
-        "hidden_size": config.d_model,
         "intermediate_size": 8 * -(-round(config.mlp_ratio * config.d_model) // 8),
-        "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
         "max_position_embeddings": length,
         "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tie_embeddings,
     }
+    return sizes_of(options, vocab_size, **own)
 
 
 FLA: dict[str, tuple[str, MakeSettings]] = {

@@ -88,6 +88,7 @@ class DSS(Mixer):
     random_start: Lambda_re and Lambda_im start standard normal.
     """
 
+    ssm_names = ("log_dt", "Lambda_re", "Lambda_im", "W")
     step_scale = 1.0
     """Factor of dt, for inputs at another sampling rate than the one trained at (`Backbone.at_rate`)."""
     operator = staticmethod(lti_ssm)
@@ -240,14 +241,6 @@ class DSS(Mixer):
 
     def state_size(self, length: int) -> int:
         return 2 * self.log_dt.shape[0] * self.Lambda_re.shape[0]
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {
-            "log_dt": self.log_dt,
-            "Lambda_re": self.Lambda_re,
-            "Lambda_im": self.Lambda_im,
-            "W": self.W,
-        }
 
 
 class TruncatedDSS(FiniteFilter):

@@ -57,6 +57,8 @@ class ShiftSSM(FiniteFilter):
     k[m] = sum_j B[j] C[j + m], where B starts as the first unit vector.
     """
 
+    ssm_names = ("B",)
+
     def __init__(self, width: int, num_taps: int, *, train_B: bool = False) -> None:
         super().__init__()
         self.C = nn.Parameter(torch.empty(width, num_taps))
@@ -95,9 +97,6 @@ class ShiftSSM(FiniteFilter):
     def kernel(self, length: int) -> Tensor:
         """The filter k [D, length], zero from lag M on."""
         return F.pad(self.taps(), (0, length - self.C.shape[1]))
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {} if self.B is None else {"B": self.B}
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:

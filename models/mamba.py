@@ -80,6 +80,8 @@ class S6(Mixer):
     network_init: linear maps keep the start that the network gives them, and b_dt is zero (see `MambaConfig`).
     """
 
+    ssm_names = ("log_A", "D", "dt_bias", "A_imag", "B")
+
     def __init__(
         self,
         width: int,
@@ -233,11 +235,6 @@ class S6(Mixer):
 
     def state_size(self, length: int) -> int:
         return self.log_A.numel() * (2 if self.is_complex else 1)
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        more = {"A_imag": self.A_imag, "B": self.B}
-        kept = {name: parameter for name, parameter in more.items() if parameter is not None}
-        return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias, **kept}
 
 
 class Mamba(FusedStepMixer):

@@ -49,6 +49,7 @@ class Mamba2(FusedStepMixer):
     """The mixer. Its state: the last inputs of the convolution [B, E D + 2 N, W - 1], then S [B, H, N, P]."""
 
     operator = staticmethod(ssd)
+    ssm_names = ("log_A", "D", "dt_bias")
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
@@ -143,9 +144,6 @@ class Mamba2(FusedStepMixer):
     def state_size(self, length: int) -> int:
         window = self.conv_weight.shape[0] * (self.conv_weight.shape[1] - 1)
         return window + self.num_heads * self.d_state * self.head_dim
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"log_A": self.log_A, "D": self.D, "dt_bias": self.dt_bias}
 
 
 class HeadsConfig(BackboneConfig):

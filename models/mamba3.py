@@ -58,6 +58,7 @@ class Mamba3(Mixer):
     """The mixer. Its state: theta [B, H, R] modulo 2 pi, S [B, H, N, P], and the last k [B, H, N] and x [B, H, P]."""
 
     operator = staticmethod(ssd)
+    ssm_names = ("D", "dt_bias")
 
     def __init__(self, config: Mamba3Config) -> None:
         super().__init__()
@@ -157,9 +158,6 @@ class Mamba3(Mixer):
 
     def state_size(self, length: int) -> int:
         return self.num_heads * (self.pairs + self.d_state * self.head_dim + self.d_state + self.head_dim)
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"D": self.D, "dt_bias": self.dt_bias}
 
 
 class Mamba3Config(HeadsConfig):

@@ -68,6 +68,8 @@ def _of_position(p: Tensor, gram: Tensor, ridge: Tensor) -> Tensor:
 class MesaNetMixer(FusedStepMixer):
     """The mixer. Its state: the last W - 1 inputs of the convolutions, then H and G side by side, [B, H, K, K + V]."""
 
+    ssm_names = ("ridge",)
+
     def __init__(self, config: MesaNetConfig) -> None:
         super().__init__()
         d_model, heads, keys = config.d_model, config.num_heads, config.key_width
@@ -156,9 +158,6 @@ class MesaNetMixer(FusedStepMixer):
     def state_size(self, length: int) -> int:
         window = self.split[0] * (self.conv_weight.shape[1] - 1)
         return window + self.num_heads * self.key_dim * (self.key_dim + self.value_dim)
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"ridge": self.ridge}
 
 
 class MesaNetConfig(KeyWidthConfig):

@@ -45,6 +45,7 @@ class Shifting(Mixer):
     mu: [uses, D], one row for each linear map.
     """
 
+    ssm_names: ClassVar[tuple[str, ...]] = ("mu",)
     weighs: ClassVar[Weighs] = "before"
     """Whether mu is the factor of the input before or that of the present one."""
 
@@ -74,14 +75,12 @@ class Shifting(Mixer):
         width = self.mu.shape[1]
         return torch.arange(width, dtype=self.mu.dtype, device=self.mu.device) / width
 
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"mu": self.mu}
-
 
 class TimeMix(Shifting):
     """Time mixing. Its state: the last input [B, D], then that of WKV [B, 3, D]."""
 
     operator = staticmethod(wkv)
+    ssm_names = ("mu", "log_rate", "bonus")
     weighs = "now"
 
     def __init__(self, d_model: int, layer: int, num_layers: int) -> None:
@@ -141,9 +140,6 @@ class TimeMix(Shifting):
 
     def state_size(self, length: int) -> int:
         return 4 * self.mu.shape[1]
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {"mu": self.mu, "log_rate": self.log_rate, "bonus": self.bonus}
 
 
 class ChannelMixing(Shifting):

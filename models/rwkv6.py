@@ -81,6 +81,7 @@ class TimeMix6(MatrixTimeMix):
 
     operator = staticmethod(gated_linear_attention)
     matrices = ("mix_down", "mix_up", "decay_down", "decay_up")
+    ssm_names = ("mu", "mix_down", "mix_up", "decay", "decay_down", "decay_up", "bonus")
 
     def __init__(self, config: RWKV6Config, layer: int) -> None:
         d_model = config.d_model
@@ -147,10 +148,6 @@ class TimeMix6(MatrixTimeMix):
         write = k.unsqueeze(-1) * v.unsqueeze(-2)
         memory = torch.addcmul(write, at.log_decay.to(memory.dtype).exp().unsqueeze(-1), memory)
         return self.out(self.norm(o, gate, residual=at.own)), (x_t.to(last.dtype), memory)
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        names = ("mu", "mix_down", "mix_up", "decay", "decay_down", "decay_up", "bonus")
-        return {name: getattr(self, name) for name in names}
 
 
 class MatrixStateConfig(RWKVConfig):

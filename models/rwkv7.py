@@ -47,6 +47,7 @@ class TimeMix7(MatrixTimeMix):
     """Time mixing of RWKV-7."""
 
     matrices = ("w_down", "w_up", "a_down", "a_up", "g_down", "g_up")
+    ssm_names = ("mu", *matrices, "w_0", "a_0", "xi", "alpha", "rho")
     w_down: nn.Parameter
     w_up: nn.Parameter
     a_down: nn.Parameter
@@ -144,9 +145,6 @@ class TimeMix7(MatrixTimeMix):
         memory = torch.addcmul(memory, key.unsqueeze(-1), value.unsqueeze(-2))
         o = (q.unsqueeze(-2) @ memory).squeeze(-2)
         return self._output(o, v, strength, gate), (x_t.to(last.dtype), memory)
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {name: getattr(self, name) for name in ("mu", *self.matrices, "w_0", "a_0", "xi", "alpha", "rho")}
 
 
 class ChannelMix7(ChannelMixing):

@@ -73,6 +73,7 @@ class S4Kernel(Mixer):
     Lambda, P, B and dt are trained at `ssm_lr` without weight decay; C and D decay like other weights.
     """
 
+    ssm_names = ("log_dt", "log_A_real", "A_imag", "P", "B")
     step_scale = 1.0
     """Factor of dt, for inputs at another sampling rate than the one trained at (`Backbone.at_rate`)."""
 
@@ -167,15 +168,6 @@ class S4Kernel(Mixer):
 
     def state_size(self, length: int) -> int:
         return 2 * self.log_dt.shape[0] * self.A_imag.shape[1]
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        return {
-            "log_dt": self.log_dt,
-            "log_A_real": self.log_A_real,
-            "A_imag": self.A_imag,
-            "P": self.P,
-            "B": self.B,
-        }
 
 
 def full_sum(x: Tensor) -> Tensor:

@@ -92,6 +92,7 @@ class DiagonalSSM(Mixer):
     code.
     """
 
+    ssm_names = ("log_dt", "log_A_real", "A_imag", "B")
     step_scale = 1.0
     """Factor of dt, for inputs at another sampling rate than the one trained at (`Backbone.at_rate`)."""
     operator = staticmethod(lti_ssm)
@@ -243,10 +244,6 @@ class DiagonalSSM(Mixer):
 
     def state_size(self, length: int) -> int:
         return (1 if self.is_real else 2) * self.log_dt.shape[0] * self.log_A_real.shape[1]
-
-    def ssm_parameters(self) -> dict[str, nn.Parameter]:
-        trained = {"log_dt": self.log_dt, "log_A_real": self.log_A_real, "A_imag": self.A_imag, "B": self.B}
-        return {name: parameter for name, parameter in trained.items() if parameter is not None}
 
 
 class SSMLayer(Mixer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,8 @@ class Mixer(nn.Module):
     rows_skip = False
     """Whether some rows of a batch may keep their state at a step while others go on, as below the first stage of a
     U-Net. Then a number that all rows share cannot tell how many positions a row has seen."""
+    ssm_names: ClassVar[tuple[str, ...]] = ()
+    """Attributes with the parameters that `ssm_parameters` gives; one that is None is left out."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -108,7 +110,8 @@ class Mixer(nn.Module):
 
     def ssm_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by name that have a learning rate of their own (`ssm_lr`) and no weight decay."""
-        return {}
+        found = {name: getattr(self, name) for name in self.ssm_names}
+        return {name: parameter for name, parameter in found.items() if parameter is not None}
 
     def reset_parameters(self) -> None:
         """Initialises the parameters that differ from the backbone's general initialisation."""

@@ -93,6 +93,9 @@ def read_recording(path: Path, resample: bool) -> Array:
             f"{path}: holds samples of up to {peak:g}, where full scale is 1; divide them and write it again."
         )
     mono = wave.mean(axis=1)
+    # rounding leaves a little of them
+    if np.abs(mono).max() < peak / 1000:
+        raise DataError(f"{path}: its channels cancel each other in their mean; keep one of them.")
     if rate != RATE:
         if not resample:
             raise DataError(

@@ -221,6 +221,15 @@ def test_floats_that_are_no_samples_are_refused(folder, sample, message):
         Recordings(data=folder, length=300).arrays()
 
 
+def test_channels_that_cancel_each_other_are_refused(folder):
+    """Their mean is silence; a recording that is silent itself is none of their kind."""
+    soundfile.write(folder / "out0.wav", np.zeros((1000, 2)), RATE)
+    assert not Recordings(data=folder, length=300).arrays()["samples"][:1000].any()
+    soundfile.write(folder / "out0.wav", np.outer(noise(3), [1, -1]) / 2**16, RATE)
+    with pytest.raises(DataError, match=r"out0\.wav: its channels cancel each other in their mean; keep one"):
+        Recordings(data=folder, length=300).arrays()
+
+
 def test_hidden_files_are_no_recordings(folder):
     (folder / "._out0.wav").write_bytes(b"a resource fork")
     assert len(Recordings(data=folder, length=300).arrays()["ends"]) == 20

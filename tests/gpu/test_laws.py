@@ -15,6 +15,8 @@ from tests.laws.test_operators import broken
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 
 
+# the kernels of the delta rule alone take five minutes to compile where other tests compile beside them
+@pytest.mark.timeout(900)
 @every_operator
 def test_an_operator_obeys_its_laws(name):
     workload = REPOSITORY.operators.load(name)

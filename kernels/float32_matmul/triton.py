@@ -30,7 +30,7 @@ from subquad.kernels.launch import CompileOptions, cdiv, launch
 TF32, BF16 = "tf32x3", "bf16x6"
 """Three products of two TF32 numbers each, or six of three bfloat16 numbers each, as Triton names them."""
 HAS_BF16 = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 6)
-"""Whether this Triton knows the second kind, whose place the first one takes before."""
+"""Whether this Triton knows the second kind. The first one takes its place where it does not."""
 GROUP = 8
 """Tiles along M that run together, so that they find their parts of B in the second cache."""
 

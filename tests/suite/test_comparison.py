@@ -132,7 +132,7 @@ def test_three_seeds_are_too_few_and_equal_values_are_identical(command_line, si
 
 @pytest.mark.parametrize("only", [(), ("--only", "metric=accuracy"), ("--only", "train.lr=0.1")])
 def test_seeds_that_are_left_after_failures_are_not_compared(command_line, sides, only):
-    """Of eight runs four diverged, and the others were good: one of two such mixers is not the better one."""
+    """Four of eight runs diverged, and the others were good: such a mixer is not the better one of two."""
     write(sides[0], LOW)
     write(sides[1], HIGH)
     for seed in range(4, 8):

@@ -3,14 +3,18 @@
 On a GPU each is recorded as a CUDA graph and replayed, as the trainer does, so that the time of the host, which
 launches kernels, does not count; only long prompts of a generation are not. Memory is measured while the graph is
 recorded, which runs the same step first without a graph. Other libraries' models of the same kind and size are timed
-behind ours in the same run, with the same step, precision and mean cross entropy.
+behind ours in the same run, with the same step, precision and mean cross entropy, each library in a process of its own.
+If that process dies or takes too long, its row says so and all others stay.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
-import gc
+import pickle
 import statistics
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,9 +26,12 @@ from subquad.suite.bench.generation import build_for_inference, time_generations
 from subquad.suite.bench.measure import SEED, Unavailable, sample
 from subquad.suite.bench.series import Series
 from subquad.suite.bench.tuning import forms_compiled_together
+from subquad.suite.bench.worker import ChildError, TookTooLong, Worker
 from subquad.suite.contracts import Batch
 from subquad.suite.model import Model
 from subquad.suite.operations import OperationCounter, OperationsUnknown
+from subquad.suite.plugins import changed_since_planned
+from subquad.suite.runner import worker_of
 from subquad.suite.training.capture import record
 from subquad.suite.training.measure import reset_peak_memory
 from subquad.suite.training.numerics import autocast, default_dtype, numerics
@@ -114,6 +121,9 @@ STEPS: Mapping[str, MakeStep] = {"layer": layer, "train": train_step, "decode": 
 """Value of `measure` in a SpeedConfig to the function that makes the timed call."""
 PARAMETERS = 0.01
 """Share by which the number of parameters of another library's model may differ from ours."""
+PEER_MINUTES = 30.0
+"""Minutes that a library has for all lengths, unless `speed.peer_minutes` says otherwise. Some take more than eight to
+tune their kernels."""
 BUDGET_MS: Mapping[str, float] = {"layer": 200.0, "train": 2000.0, "decode": 500.0, "generate": 2000.0}
 """Time given to the samples of one length."""
 
@@ -206,29 +216,56 @@ class ModelTimer(Series):
 
     def _time(self) -> None:
         super()._time()
-        # behind all of ours, because what a library leaves on a device could disturb them
+        # behind all of ours, which have given their memory back to the device
         for library in self.run.speed.against:
-            for length in self._lengths():
+            with tempfile.TemporaryFile("w+", errors="replace") as log, Worker({}, str(self.device), log=log) as worker:
+                self._time_library(worker, library)
+
+    def _time_library(self, worker: Worker, library: str) -> None:
+        """Adds the rows of another library's model at all lengths, as a process of its own measures them."""
+        minutes = self.run.speed.peer_minutes or PEER_MINUTES
+        until = time.monotonic() + 60 * minutes
+        run = base64.b64encode(pickle.dumps(self.run)).decode()
+        for length in self._lengths():
+            part = f"length={length},against={library}"
+
+            def waiting(length: int = length) -> None:
                 if self.stop():
                     raise KeyboardInterrupt
                 self.alive(f"timing {library} at length={length}", length)
-                with forms_compiled_together():
-                    self._time_peer(library, length)
-                gc.collect()
-                if self.device.type == "cuda":
-                    torch.cuda.empty_cache()
 
-    def _time_peer(self, library: str, length: int) -> None:
+            waiting()
+            given = {"run": run, "library": library, "length": length, "ours": self.sizes.get(length)}
+            left_s = until - time.monotonic()
+            try:
+                rows = worker.ask("call", target=f"{__name__}:peer_rows", timeout_s=left_s, waiting=waiting, **given)
+                self.outcome.rows += rows
+            except ChildError as error:
+                reason = " ".join(str(error).split())[:300]
+                if isinstance(error, TookTooLong):
+                    reason = (
+                        f"{library} took more than {minutes:g} minutes for its lengths and was stopped; "
+                        f"--set speed.peer_minutes={2 * minutes:g} would wait longer"
+                    )
+                self.outcome.add("time", "ms", None, slice=part, status="n/a", error=reason)
+            theirs, own = (self._measured("time", name) for name in (part, f"length={length}"))
+            if theirs is None:
+                # an error may leave a device on which nothing else can be timed, so the next length has a new process
+                worker.stop()
+            elif own is not None:
+                self.outcome.add("speedup", "ratio", theirs / own, slice=part)
+
+    def time_peer(self, library: str, length: int) -> None:
         """Adds the rows of another library's model, or one that says why it has no time."""
         part = f"length={length},against={library}"
         try:
-            with self._numerics():
+            with self._numerics(), forms_compiled_together():
                 self._add_peer(library, length, part)
         except Unavailable as error:
             self.outcome.add("time", "ms", None, slice=part, status=error.status, error=str(error))
         except torch.OutOfMemoryError:
             self.outcome.add("time", "ms", None, slice=part, status="oom", error=f"{library}: out of memory")
-        except Exception as error:  # what a peer raises is no fault of the run
+        except (Exception, SystemExit) as error:  # what a peer raises is no fault of the run
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self.outcome.add("time", "ms", None, slice=part, status="n/a", error=reason)
 
@@ -256,9 +293,6 @@ class ModelTimer(Series):
             if self.device.type == "cuda":
                 add("recorded", "", float(recorded), slice=part)
         self._add_times(length, part, samples, peak)
-        own = self._measured("time", f"length={length}")
-        if own is not None:
-            add("speedup", "ratio", statistics.median(samples) / own, slice=part)
 
     def _generated(self, model: Any, length: int) -> tuple[list[float], int | None]:
         """Times (ms) of another library's generation, in its own way, and the bytes at its peak."""
@@ -273,7 +307,7 @@ class ModelTimer(Series):
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
     def _measured(self, metric: str, part: str) -> float | None:
-        """A value that this run has measured of our model."""
+        """A value that this run has measured."""
         return next(
             (row["value"] for row in self.outcome.rows if (row["metric"], row["slice"]) == (metric, part)), None
         )
@@ -342,3 +376,20 @@ class ModelTimer(Series):
         # no tensor is put back after the recording, because the values of the parameters do not matter
         replay = record(step, lambda: (), self.device, None)
         return replay, self._peak()
+
+
+def peer_rows(device: torch.device, run: str, library: str, length: int, ours: int | None) -> list[dict[str, Any]]:
+    """Rows of another library's model at one length, without the speedup: what the process of a library computes.
+
+    run: the pickled run in base64. Reading it imports the plugins that it uses.
+    ours: parameters of our model.
+    """
+    found: SpeedRun = pickle.loads(base64.b64decode(run))
+    if reason := changed_since_planned(found.plugins.values()):
+        raise Unavailable("n/a", reason)
+    timer: Any = worker_of(found)(found, device)
+    if ours is not None:
+        timer.sizes[length] = ours
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        timer.time_peer(library, length)
+    return timer.outcome.rows

@@ -1,14 +1,20 @@
 """A process that times cases of one revision's operators, with the workloads and the clock of this revision.
 
+Whole models of other libraries are timed in such a process as well (`suite.bench.models`).
+
 Parent and child speak JSON lines over the child's standard input and output. Several workers live at once, one a
 revision, and the parent lets one work at a time, so that two revisions are timed in turn on one device.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
+import math
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,12 +22,16 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from subquad.suite.bench.base import Base
 from subquad.suite.bench.cases import Case
 from subquad.suite.environment import REPOSITORY, import_path
+from subquad.suite.executors.processes import kill_children
 from subquad.suite.registry import Entry
+
+TICK_S = 0.2
+"""Seconds between two calls of the function that a request names for the time until its answer."""
 
 
 class Worker:
@@ -30,6 +40,7 @@ class Worker:
     targets:  the table of operators.
     base:     imports what this other revision has from it.
     versions: versions of the workloads, which those of the base must have, too.
+    log:      file that gets what the child prints, of which an error quotes the last line; None: our stderr.
     """
 
     def __init__(
@@ -40,32 +51,47 @@ class Worker:
         base: Base | None = None,
         versions: Mapping[str, int] | None = None,
         environment: Mapping[str, str] | None = None,
+        log: IO[str] | None = None,
     ) -> None:
         self.setting = {
             "targets": dict(targets),
             "device": device,
             "base": None if base is None else base.to_json(),
             "versions": dict(versions or {}),
-            "path": sys.path,
+            "path": [os.path.abspath(folder) for folder in sys.path],
         }
+        self.log = log
         self.environment = {**os.environ, "PYTHONPATH": import_path(), **(environment or {})}
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
+        if self.log is not None:
+            self.log.seek(0)
+            self.log.truncate()
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "subquad.suite.bench.worker", json.dumps(self.setting)],
             cwd=REPOSITORY,
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self.log,
             text=True,
         )
 
-    def ask(self, what: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+    def ask(
+        self,
+        what: str,
+        *,
+        timeout_s: float = math.inf,
+        waiting: Callable[[], object] = lambda: None,
+        **arguments: Any,
+    ) -> Any:
         """The child's answer; ChildError where the request failed. A child that has ended is started again.
 
         timeout_s: seconds after which a child that has not answered is stopped, which raises TookTooLong.
+        waiting: called every `TICK_S` until there is an answer, and once the child has ended without one.
         """
+        until = time.monotonic() + timeout_s
         if self.process.poll() is not None:
             self.process = self._start()
         assert self.process.stdin is not None
@@ -74,22 +100,39 @@ class Worker:
             self.process.stdin.write(json.dumps({"what": what, **arguments}) + "\n")
             self.process.stdin.flush()
             # an answer is one line, written at once, so there is never a rest of one in the buffer
-            if timeout_s is not None and not select.select([self.process.stdout], [], [], timeout_s)[0]:
-                self.stop()
-                raise TookTooLong("failed", f"it took more than {timeout_s:.0f} s and was stopped")
+            while not select.select([self.process.stdout], [], [], TICK_S)[0]:
+                waiting()
+                if time.monotonic() >= until:
+                    self.stop()
+                    raise TookTooLong("failed", f"it took more than {timeout_s:.0f} s and was stopped")
             line = self.process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line:
-            raise ChildError("failed", f"the timing process ended with code {self.process.wait()}")
+        if not line.endswith("\n"):
+            # a signal that ends the child may be a request to this process, too
+            waiting()
+            raise ChildError("failed", self._death())
         answer = json.loads(line)
         if "error" in answer:
             raise ChildError(answer["status"], answer["error"])
         return answer["value"]
 
+    def _death(self) -> str:
+        """How the child ended, with the last line that it printed if there is a log."""
+        code = self.process.wait()
+        how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+        lines = []
+        if self.log is not None:
+            self.log.seek(0)
+            lines = self.log.read().split("\n")
+        last = next((f"; its last line of output was: {line}" for line in reversed(lines) if line.strip()), "")
+        return f"the timing process ended with {how}{last}"
+
     def stop(self) -> None:
-        """Ends the child; the next request starts another one."""
-        self.process.kill()
+        """Ends the child and all that it has started; the next request starts another one."""
+        if self.process.poll() is None:
+            kill_children(self.process.pid)
+            self.process.kill()
         assert self.process.stdin is not None
         if not self.process.stdin.closed:
             self.process.communicate()
@@ -124,8 +167,12 @@ def cold_start(targets: Mapping[str, str], device: str, case: Case) -> float:
 
 
 def _serve(setting: dict[str, Any]) -> None:
-    # prints of operators go to stderr, so that they do not mix with the answers
-    answers, sys.stdout = sys.stdout, sys.stderr
+    if sys.platform == "linux":
+        # PR_SET_PDEATHSIG: the kernel ends this process with its parent, whatever the code here is stuck in
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    # prints, those of compiled code and of other processes included, go to stderr and do not mix with the answers
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     # the folders of plugins are behind those of the suite
     sys.path.extend(folder for folder in setting["path"] if folder not in sys.path)
     base = Base.from_json(setting["base"]) if setting["base"] else None
@@ -154,7 +201,8 @@ def _serve(setting: dict[str, Any]) -> None:
             raise measure.Unavailable("n/a", f"its inputs have version {found.version}, those of this tree {wanted}")
         return found
 
-    def answer(what: str, case: Case, budget_ms: float = 0.0, recorded: bool = True) -> Any:
+    def answer(what: str, case: Any, budget_ms: float = 0.0, recorded: bool = True) -> Any:
+        case = Case.from_json(case)
         if what == "prepare":
             measure.gate(workload(case), case, device)
             calls.clear()
@@ -174,14 +222,21 @@ def _serve(setting: dict[str, Any]) -> None:
         assert what == "sample"
         return measure.sample(calls[case], device, budget_ms)
 
+    def called(what: str, target: str, **arguments: Any) -> Any:
+        del what
+        # what the call before has left
+        gc.collect()
+        torch.cuda.empty_cache()
+        return Entry(target, "").load()(device, **arguments)
+
     for line in sys.stdin:
         request = json.loads(line)
-        request["case"] = Case.from_json(request["case"])
         try:
-            reply = {"value": answer(**request)}
+            call = called if request["what"] == "call" else answer
+            reply = {"value": call(**request)}
         except measure.Unavailable as error:
             reply = {"status": error.status, "error": str(error)}
-        except Exception as error:  # the row records any exception of an operator
+        except (Exception, SystemExit) as error:  # the row records any exception of an operator
             reply = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=answers, flush=True)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow.parquet as pq
@@ -14,15 +13,14 @@ from subquad.models import MODELS
 from subquad.reports.render import build, render
 from subquad.suite.bench import generation
 from subquad.suite.bench import models as timed
-from subquad.suite.bench.config import SpeedConfig, SpeedRun
+from subquad.suite.bench.config import SpeedConfig
 from subquad.suite.bench.generation import build_for_inference
-from subquad.suite.model import Model
-from subquad.suite.registry import Entry
-from subquad.suite.runner import WORKERS, execute, plan
+from subquad.suite.runner import execute, plan
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import expand
 from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import storage
+from tests.suite.rivals import LOG, RIVALS, brief, logged_step
 from tests.suite.toy import TASKS
 
 CPU = torch.device("cpu")
@@ -42,30 +40,11 @@ TABLE = {
 }
 
 
-@dataclass(frozen=True)
-class Brief(SpeedRun):
-    """A run that is given a millisecond for its samples, and may be given other steps to time."""
-
-    makers: Mapping[str, timed.MakeStep] = field(default_factory=lambda: timed.STEPS)
-
-
-def brief_timer(run, *device, **options):
-    budget = dict.fromkeys(timed.BUDGET_MS, 1.0)
-    return timed.ModelTimer(run, *device, makers=run.makers, budget_ms=budget, **options)
-
-
-WORKERS[Brief] = Entry("tests.suite.test_speed_runs:brief_timer", "times a model for a short time")
-
-
-def brief(run, **more):
-    return Brief(**{field.name: getattr(run, field.name) for field in fields(run)}, **more)
-
-
 def one(model=None, **speed):
     """The one resolved run of a grid without a sweep."""
     model = {key: value for key, value in {**MODEL, **(model or {})}.items() if value is not None}
     baseline = {"model": model, "speed": {**SPEED, **speed}}
-    (run,) = expand("demo/speed", ExperimentConfig(title="speed", baseline=baseline), Resolver(TASKS, MODELS))
+    (run,) = expand("demo/speed", ExperimentConfig(title="speed", baseline=baseline), Resolver(TASKS, RIVALS))
     return run
 
 
@@ -341,88 +320,83 @@ def test_a_model_built_for_inference_has_only_its_matrices_in_bf16(name):
     assert torch.get_default_dtype() == torch.float32
 
 
-class Peer(Model):
-    """Another library's model: ours under another name, with `more` parameters."""
+def beside(tmp_path, monkeypatch, habits, train_step=timed.train_step, **options):
+    """The finished run of a model and of peers with these habits, its rows, and the lines that the peers have logged.
 
-    version = "3.1"
-
-    def __init__(self, network, more=0):
-        super().__init__()
-        self.network, self.config = network, network.config
-        self.more = torch.nn.Parameter(torch.zeros(more))
-
-    def forward(self, inputs, positions=None):
-        return self.network(inputs)
-
-
-def against(tmp_path, monkeypatch, build_peer, libraries=("fla",), **speed):
-    """The finished run and its rows, with `build_peer` in place of that of the configuration."""
-    monkeypatch.setattr(MODELS.load("gla"), "build_peer", build_peer)
-    return measured(tmp_path, against=list(libraries), **speed)
+    options: those of `speed`, and `run`: others of `execute`.
+    """
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setenv(LOG, str(log))
+    more, model = options.pop("run", {}), {"name": "rival", "habits": habits, "position": "learned"}
+    run = brief(one(model, against=list(habits), **options), makers={**timed.STEPS, "train": train_step})
+    finished = execute(run, tmp_path, CPU, **more)
+    rows = storage.read(storage.files([tmp_path], "demo/speed")).to_dict("records")
+    return finished, {(row["metric"], row["slice"]): row for row in rows}, log.read_text().splitlines()
 
 
 def test_a_peer_is_timed_in_the_same_run_with_the_same_step(tmp_path, monkeypatch):
-    trained = []
-
-    def step(model, *options):
-        trained.append(type(model).__name__)
-        return timed.train_step(model, *options)
-
-    build = lambda config, library, spec: Peer(config.build(spec))  # noqa: E731
-    finished, rows = against(tmp_path, monkeypatch, build, train_step=step)
+    finished, rows, trained = beside(tmp_path, monkeypatch, {"fla": "as ours"}, logged_step)
     assert finished.status == "ok", finished.error
     # ours at every length first, because a peer may leave a device in disorder
     assert trained == ["Backbone", "Backbone", "Peer", "Peer"]
+    # the positions that a model learns are parameters, of which there are more for longer sequences
     for length in (16, 32):
         ours, theirs = rows["time", f"length={length}"], rows["time", f"length={length},against=fla"]
+        assert theirs["error"] == ""
         speedup = rows["speedup", f"length={length},against=fla"]
         assert speedup["value"] == pytest.approx(theirs["value"] / ours["value"])
         assert rows["train_throughput", f"length={length},against=fla"]["value"] > 0
     assert rows["num_parameters", "against=fla,version=3.1"]["value"] == rows["num_parameters", ""]["value"]
 
 
-def test_a_peer_is_compared_with_our_model_of_the_same_length(tmp_path, monkeypatch):
-    """The positions that a model learns are parameters, of which there are more for longer sequences."""
-    monkeypatch.setattr(MODELS.load("attention"), "build_peer", lambda config, library, spec: Peer(config.build(spec)))
-    finished, rows = measured(tmp_path, {"name": "attention", "position": "learned"}, against=["fla"])
-    assert finished.status == "ok", finished.error
-    assert [rows["time", f"length={length},against=fla"]["error"] for length in (16, 32)] == ["", ""]
-
-
-def test_a_run_that_is_stopped_while_peers_are_timed_times_no_other(tmp_path, monkeypatch):
-    built = []
-    build = lambda config, library, spec: built.append(library) or Peer(config.build(spec))  # noqa: E731
-    monkeypatch.setattr(MODELS.load("gla"), "build_peer", build)
-    run = brief(one(against=["fla", "mamba_ssm"]))
+def test_a_run_that_is_stopped_while_a_peer_is_timed_leaves_no_process_behind(tmp_path, monkeypatch):
+    log, heard = tmp_path / "log", []
+    options = {"stop": lambda: log.read_text() != "", "alive": lambda phase, step: heard.append(phase)}
     with pytest.raises(KeyboardInterrupt):
-        execute(run, tmp_path, CPU, stop=lambda: bool(built))
-    assert built == ["fla"]
+        beside(tmp_path, monkeypatch, {"fla": "hangs", "mamba_ssm": "hangs"}, run=options)
+    (pid,) = log.read_text().split()
+    assert not Path(f"/proc/{pid}").exists()
+    # whoever watches the run hears of it while the peer works
+    assert heard.count("timing fla at length=16") > 2
 
 
-def missing(config, library, spec):
-    if library == "fla":
-        raise ModuleNotFoundError("No module named 'fla'")
-    raise LookupError(f"{library} has no model of this kind")
+def test_a_peer_that_kills_its_process_costs_one_row(tmp_path, monkeypatch):
+    finished, rows, _ = beside(tmp_path, monkeypatch, {"fla": "dies"})
+    assert finished.status == "ok", finished.error
+    row = rows["time", "length=16,against=fla"]
+    assert (row["status"], "signal 11" in row["error"], "tuning kernel 7" in row["error"]) == ("n/a", True, True)
+    for part in ("length=16", "length=32", "length=32,against=fla"):
+        assert rows["time", part]["value"] > 0
+
+
+def test_a_peer_that_takes_too_long_is_stopped_at_all_lengths(tmp_path, monkeypatch):
+    finished, rows, _ = beside(tmp_path, monkeypatch, {"fla": "hangs"}, peer_minutes=0.001)
+    assert finished.status == "ok", finished.error
+    for length in (16, 32):
+        assert rows["time", f"length={length}"]["value"] > 0
+        row = rows["time", f"length={length},against=fla"]
+        assert row["status"] == "n/a"
+        assert "more than 0.001 minutes" in row["error"]
+        assert "speed.peer_minutes=0.002" in row["error"]
 
 
 def test_a_peer_that_is_missing_or_of_another_size_is_a_row_that_says_so(tmp_path, monkeypatch):
-    finished, rows = against(tmp_path / "a", monkeypatch, missing, ("fla", "mamba_ssm"), lengths=[16])
-    assert finished.status == "ok"
-    for library, words in (("fla", "No module named 'fla'"), ("mamba_ssm", "mamba_ssm has no model of this kind")):
+    habits = {"fla": "missing", "mamba_ssm": "exits", "transformers": "grows"}
+    finished, rows, _ = beside(tmp_path, monkeypatch, habits, lengths=[16])
+    assert finished.status == "ok", finished.error
+    words = {"fla": "No module named 'fla'", "mamba_ssm": "no license", "transformers": "not equal to one per cent"}
+    for library, reason in words.items():
         row = rows["time", f"length=16,against={library}"]
         assert row["status"] == "n/a"
-        assert words in row["error"]
-    large = lambda config, library, spec: Peer(config.build(spec), more=10**4)  # noqa: E731
-    finished, rows = against(tmp_path / "b", monkeypatch, large, lengths=[16])
-    row = rows["time", "length=16,against=fla"]
-    assert (finished.status, row["status"]) == ("ok", "n/a")
-    assert "not equal to one per cent" in row["error"]
-    assert ("speedup", "length=16,against=fla") not in rows
+        assert reason in row["error"]
+        assert ("speedup", f"length=16,against={library}") not in rows
 
 
 def test_a_grid_without_peers_keeps_its_identity():
     assert "against" not in one().resolved["speed"]
     assert one(against=["fla"]).run_id != one().run_id
+    assert "peer_minutes" not in one(against=["fla"]).resolved["speed"]
     with pytest.raises(
         ValueError, match="against: other libraries are timed with measure train, layer or generate, not decode"
     ):
@@ -432,22 +406,11 @@ def test_a_grid_without_peers_keeps_its_identity():
 
 
 def test_a_peer_generates_in_its_own_way_behind_the_same_prompts(tmp_path, monkeypatch):
-    asked = []
-
-    class Generates(Peer):
-        def generate(self, prompts, new_tokens):
-            assert not self.training
-            assert torch.get_default_dtype() == torch.float32
-            asked.append((tuple(prompts.shape), new_tokens, next(self.network.parameters()).dtype))
-            return prompts
-
-    build = lambda config, library, spec: Generates(config.build(spec))  # noqa: E731
-    monkeypatch.setattr(MODELS.load("gla"), "build_peer", build)
     speed = {"measure": "generate", "lengths": [5], "batch_size": 2, "tokens": None, "new_tokens": 3}
-    finished, rows = measured(tmp_path, against=["mamba_ssm"], precision="bf16", **speed)
+    finished, rows, asked = beside(tmp_path, monkeypatch, {"mamba_ssm": "as ours"}, precision="bf16", **speed)
     assert finished.status == "ok", finished.error
-    assert set(asked) == {((2, 5), 3, torch.bfloat16)}
     time, rate = (rows[name, "length=5,against=mamba_ssm"] for name in ("time", "generate_throughput"))
+    assert set(asked) == {"(2, 5), 3, torch.bfloat16"}, time["error"]
     assert [ms * tokens for ms, tokens in zip(time["samples"], rate["samples"], strict=True)] == pytest.approx(
         [2 * 3 * 1e3] * len(time["samples"])
     )

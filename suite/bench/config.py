@@ -10,7 +10,7 @@ from pydantic import Field
 
 from subquad.suite.bench.cases import Case, series
 from subquad.suite.bench.contracts import Workload
-from subquad.suite.bounds import Size
+from subquad.suite.bounds import Positive, Size
 from subquad.suite.contracts import ModelConfig, TaskSpec
 from subquad.suite.options import Config
 from subquad.suite.registry import Entry
@@ -35,7 +35,7 @@ class BenchConfig(Config):
 class SpeedConfig(Config):
     """The section `speed`: what is timed of a model over a sweep of lengths, on random inputs and without learning."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = ("new_tokens", "against", "peer_minutes")
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("new_tokens", "against")
 
     measure: Literal["layer", "train", "decode", "generate"]
     """`layer`: forward and backward of the first sequence mixer; `train`: a training step of the whole model; `decode`:
@@ -61,9 +61,9 @@ class SpeedConfig(Config):
     against: tuple[Literal["fla", "mamba_ssm", "transformers"], ...] = ()
     """Libraries whose models of the same kind and size are timed in the same run, where they have one. Not part of the
     identity where there are none."""
-    peer_minutes: float | None = Field(default=None, gt=0)
-    """Minutes that each of these libraries has for all lengths, in which it also tunes its kernels. None: 30. Not part
-    of the identity unless it is given."""
+    peer_minutes: Positive = Field(default=30.0, exclude=True)
+    """Minutes that each of these libraries has for all lengths, in which some tune their kernels for more than eight.
+    Not part of the identity."""
 
     def check_options(self) -> None:
         if (self.batch_size is None) == (self.tokens is None):

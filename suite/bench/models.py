@@ -32,6 +32,7 @@ from subquad.suite.model import Model
 from subquad.suite.operations import OperationCounter, OperationsUnknown
 from subquad.suite.plugins import changed_since_planned
 from subquad.suite.runner import worker_of
+from subquad.suite.runs import Progress
 from subquad.suite.training.capture import record
 from subquad.suite.training.measure import reset_peak_memory
 from subquad.suite.training.numerics import autocast, default_dtype, numerics
@@ -121,9 +122,6 @@ STEPS: Mapping[str, MakeStep] = {"layer": layer, "train": train_step, "decode": 
 """Value of `measure` in a SpeedConfig to the function that makes the timed call."""
 PARAMETERS = 0.01
 """Share by which the number of parameters of another library's model may differ from ours."""
-PEER_MINUTES = 30.0
-"""Minutes that a library has for all lengths, unless `speed.peer_minutes` says otherwise. Some take more than eight to
-tune their kernels."""
 BUDGET_MS: Mapping[str, float] = {"layer": 200.0, "train": 2000.0, "decode": 500.0, "generate": 2000.0}
 """Time given to the samples of one length."""
 
@@ -223,8 +221,8 @@ class ModelTimer(Series):
 
     def _time_library(self, worker: Worker, library: str) -> None:
         """Adds the rows of another library's model at all lengths, as a process of its own measures them."""
-        minutes = self.run.speed.peer_minutes or PEER_MINUTES
-        until = time.monotonic() + 60 * minutes
+        speed = self.run.speed
+        until = time.monotonic() + 60 * speed.peer_minutes
         run = base64.b64encode(pickle.dumps(self.run)).decode()
         for length in self._lengths():
             part = f"length={length},against={library}"
@@ -235,6 +233,8 @@ class ModelTimer(Series):
                 self.alive(f"timing {library} at length={length}", length)
 
             waiting()
+            if self.report is not None:
+                self.report(Progress(len(speed.lengths), len(speed.lengths), part))
             given = {"run": run, "library": library, "length": length, "ours": self.sizes.get(length)}
             left_s = until - time.monotonic()
             try:
@@ -244,8 +244,8 @@ class ModelTimer(Series):
                 reason = " ".join(str(error).split())[:300]
                 if isinstance(error, TookTooLong):
                     reason = (
-                        f"{library} took more than {minutes:g} minutes for its lengths and was stopped; "
-                        f"--set speed.peer_minutes={2 * minutes:g} would wait longer"
+                        f"{library} took more than {speed.peer_minutes:g} minutes for its lengths and was stopped; "
+                        f"--force --set speed.peer_minutes={2 * speed.peer_minutes:g} waits longer"
                     )
                 self.outcome.add("time", "ms", None, slice=part, status="n/a", error=reason)
             theirs, own = (self._measured("time", name) for name in (part, f"length={length}"))

@@ -170,9 +170,12 @@ def _serve(setting: dict[str, Any]) -> None:
     if sys.platform == "linux":
         # PR_SET_PDEATHSIG: the kernel ends this process with its parent, whatever the code here is stuck in
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    # prints, those of compiled code and of other processes included, go to stderr and do not mix with the answers
-    answers = os.fdopen(os.dup(1), "w")
+    # prints, those of compiled code and of other processes included, go to stderr and do not mix with the answers, and
+    # whoever reads from stdin takes no request
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    sys.stdout = sys.stderr
     # the folders of plugins are behind those of the suite
     sys.path.extend(folder for folder in setting["path"] if folder not in sys.path)
     base = Base.from_json(setting["base"]) if setting["base"] else None
@@ -229,7 +232,7 @@ def _serve(setting: dict[str, Any]) -> None:
         torch.cuda.empty_cache()
         return Entry(target, "").load()(device, **arguments)
 
-    for line in sys.stdin:
+    for line in requests:
         request = json.loads(line)
         try:
             call = called if request["what"] == "call" else answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from subquad.suite.bench import generation
 from subquad.suite.bench import models as timed
 from subquad.suite.bench.config import SpeedConfig
 from subquad.suite.bench.generation import build_for_inference
+from subquad.suite.plugins import load_plugin
 from subquad.suite.runner import execute, plan
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import expand
@@ -40,11 +42,11 @@ TABLE = {
 }
 
 
-def one(model=None, **speed):
+def one(model=None, models=RIVALS, **speed):
     """The one resolved run of a grid without a sweep."""
     model = {key: value for key, value in {**MODEL, **(model or {})}.items() if value is not None}
     baseline = {"model": model, "speed": {**SPEED, **speed}}
-    (run,) = expand("demo/speed", ExperimentConfig(title="speed", baseline=baseline), Resolver(TASKS, RIVALS))
+    (run,) = expand("demo/speed", ExperimentConfig(title="speed", baseline=baseline), Resolver(TASKS, models))
     return run
 
 
@@ -320,15 +322,15 @@ def test_a_model_built_for_inference_has_only_its_matrices_in_bf16(name):
     assert torch.get_default_dtype() == torch.float32
 
 
-def beside(tmp_path, monkeypatch, habits, train_step=timed.train_step, **options):
+def beside(tmp_path, monkeypatch, habits, train_step=timed.train_step, name="rival", **options):
     """The finished run of a model and of peers with these habits, its rows, and the lines that the peers have logged.
 
-    options: those of `speed`, and `run`: others of `execute`.
+    options: those of `one`, and `run`: others of `execute`.
     """
     log = tmp_path / "log"
     log.touch()
     monkeypatch.setenv(LOG, str(log))
-    more, model = options.pop("run", {}), {"name": "rival", "habits": habits, "position": "learned"}
+    more, model = options.pop("run", {}), {"name": name, "habits": habits, "position": "learned"}
     run = brief(one(model, against=list(habits), **options), makers={**timed.STEPS, "train": train_step})
     finished = execute(run, tmp_path, CPU, **more)
     rows = storage.read(storage.files([tmp_path], "demo/speed")).to_dict("records")
@@ -381,6 +383,25 @@ def test_a_peer_that_takes_too_long_is_stopped_at_all_lengths(tmp_path, monkeypa
         assert "speed.peer_minutes=0.002" in row["error"]
 
 
+def test_a_plugin_that_is_edited_during_a_run_gets_no_times_of_its_new_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "plugin_with_peers.py"
+    text = "from tests.suite.rivals import RivalConfig\n\nclass Mine(RivalConfig): ...\n\nMODELS = {'mine': Mine}\n"
+    path.write_text(text)
+    models = MODELS.extended(load_plugin(str(path)).entries["model"], "")
+
+    def edit(phase, step):
+        if "mamba_ssm" in phase:
+            path.write_text(text + "# changed\n")
+
+    habits = {"fla": "as ours", "mamba_ssm": "as ours"}
+    options = {"name": "mine", "models": models, "lengths": [16], "run": {"alive": edit}}
+    finished, rows, _ = beside(tmp_path, monkeypatch, habits, **options)
+    assert finished.status == "ok", finished.error
+    assert rows["time", "length=16,against=fla"]["error"] == ""
+    assert "has changed since the run was planned" in rows["time", "length=16,against=mamba_ssm"]["error"]
+
+
 def test_a_peer_that_is_missing_or_of_another_size_is_a_row_that_says_so(tmp_path, monkeypatch):
     habits = {"fla": "missing", "mamba_ssm": "exits", "transformers": "grows"}
     finished, rows, _ = beside(tmp_path, monkeypatch, habits, lengths=[16])
@@ -396,7 +417,7 @@ def test_a_peer_that_is_missing_or_of_another_size_is_a_row_that_says_so(tmp_pat
 def test_a_grid_without_peers_keeps_its_identity():
     assert "against" not in one().resolved["speed"]
     assert one(against=["fla"]).run_id != one().run_id
-    assert "peer_minutes" not in one(against=["fla"]).resolved["speed"]
+    assert one(against=["fla"], peer_minutes=1).run_id == one(against=["fla"]).run_id
     with pytest.raises(
         ValueError, match="against: other libraries are timed with measure train, layer or generate, not decode"
     ):

@@ -3,7 +3,9 @@
 The package is optional (extra `eval`) and imported here alone. A text is what the model's task or a tokenizer makes of
 it, and nothing is added. Where the package's own models of the hub leave a choice, it is made as there: a context and
 its continuation are encoded as one text, the token of the end of a text ends an answer, and a text without a context
-follows that token. Where a vocabulary has none, such as that of bytes, it follows a line break.
+follows the token of the start of a text or else that of its end. Where a vocabulary has neither, such as that of bytes,
+it follows a line break. Those models lose tokens of a continuation that begins within a token, and refuse one that is
+longer than what they read; here the first is encoded alone, and the second is read in several windows.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import importlib.metadata
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +30,12 @@ Encode = Callable[[str], list[int]]
 Decode = Callable[[list[int]], str]
 
 BEFORE = "\n"
-"""Stands before a text that has no context, where the vocabulary has no token for the end of a text."""
+"""Stands before a text that has no context, where the vocabulary has no token for the start or the end of a text."""
+START_TOKENS = ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>")
+"""Names of the token for the start of a text in the vocabularies that people use, if it is not the one for its end."""
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 """Names of the token for the end of a text in the vocabularies that people use."""
-RULES = 2
+RULES = 3
 """Raised whenever the same question of the same model may have another answer."""
 PACKAGE = "lm_eval"
 
@@ -42,22 +48,21 @@ class Score(NamedTuple):
     value: float
     error: float | None
     """Its standard error, where the harness gives one."""
-
-
-def harness() -> Any:
-    """The package. ValueError where it is not installed."""
-    try:
-        import lm_eval
-    except ImportError as error:
-        raise ValueError(
-            f"evaluate needs lm-evaluation-harness ({error}); install the extra: {with_extra('eval')}."
-        ) from None
-    return lm_eval
+    shots: int | None
+    """Examples in its prompts; None for a group whose tasks differ in it."""
 
 
 def version() -> str:
-    """The version of the installed package."""
-    harness()
+    """The version of the installed package. ValueError where there is none, or one that cannot be used."""
+    try:
+        import lm_eval.api.model
+        import lm_eval.evaluator
+        import lm_eval.tasks  # noqa: F401
+    # older versions ask other packages for names that these no longer have
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"evaluate needs lm-evaluation-harness ({error}); install the extra: {with_extra('eval')}."
+        ) from None
     return importlib.metadata.version(PACKAGE)
 
 
@@ -65,7 +70,7 @@ class Answers:
     """The harness's interface to a model: likelihoods of continuations and of texts, and greedy continuations.
 
     length: longest sequence that the model reads; of a longer one, the end is kept.
-    end: token of the end of a text, where the vocabulary has one.
+    end: token of the end of a text, where the vocabulary has one. start: that of its start, where it is another one.
     """
 
     def __init__(
@@ -77,28 +82,30 @@ class Answers:
         batch_size: int,
         device: torch.device,
         end: int | None = None,
+        start: int | None = None,
     ) -> None:
         self.model, self.encode, self.decode = model, encode, decode
         self.length, self.batch_size, self.device, self.end = length, batch_size, device, end
-
-    def _start(self) -> list[int]:
-        """Returns the tokens before a text without a context."""
-        return self.encode(BEFORE) if self.end is None else [self.end]
+        self._named = end if start is None else start
+        self.start = encode(BEFORE)[-1] if self._named is None else self._named
+        """The token before a text without a context."""
 
     def _together(self, context: str, text: str) -> tuple[list[int], int]:
         """The tokens of a text behind its context, and how many of them are those of the text.
 
         The spaces at the end of a context begin the text, because a token holds a space and the word behind it.
         """
-        bare = context.rstrip()
-        context, text = bare, context[len(bare) :] + text
-        if not context:
-            tokens, before = self.encode(text), self._start()
-            # a text that begins with the end of another one has its start already
-            return (tokens, len(tokens) - 1) if tokens[:1] == before else (before + tokens, len(tokens))
-        whole, before = self.encode(context + text), self.encode(context)
-        if len(whole) <= len(before):
-            # a token over the border takes in the whole text
+        bare = context.rstrip() or context
+        text = context[len(bare) :] + text
+        before = self.encode(bare)
+        if not before:
+            tokens = self.encode(text)
+            # a text that says itself where it begins
+            whole = tokens if tokens[:1] == [self._named] else [self.start, *tokens]
+            return whole, len(whole) - 1
+        whole = self.encode(bare + text)
+        if whole[: len(before)] != before:
+            # a token over the border is no token of the text
             whole = before + self.encode(text)
         return whole, len(whole) - len(before)
 
@@ -108,16 +115,38 @@ class Answers:
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[float, bool]]:
         """`continuation` for many pairs, in their order."""
-        rows = []
-        for context, text in pairs:
-            tokens, count = self._together(context, text)
-            rows.append((tokens[-(self.length + 1) :], count))
-        for start in range(0, len(rows), self.batch_size):
-            yield from self._scored(rows[start : start + self.batch_size])
+        return self._sums([self._together(context, text) for context, text in pairs])
+
+    def whole(self, text: str) -> float:
+        """Sum of log p of all tokens of a text, each with a context of at most what the model reads."""
+        return next(self.wholes([text]))
+
+    def wholes(self, texts: Sequence[str]) -> Iterator[float]:
+        """`whole` for many texts, in their order."""
+        tokens = map(self.encode, texts)
+        return (total for total, _ in self._sums([([self.start, *part], len(part)) for part in tokens]))
+
+    def _sums(self, texts: Sequence[tuple[list[int], int]]) -> Iterator[tuple[float, bool]]:
+        """(sum of log p, all likeliest) of the last `count` tokens of every (tokens, count)."""
+        rows = [row for tokens, count in texts for row in self._windows(tokens, count)]
+        starts = range(0, len(rows), self.batch_size)
+        scored = chain.from_iterable(self._scored(rows[start : start + self.batch_size]) for start in starts)
+        for _, count in texts:
+            parts = list(islice(scored, -(-count // self.length)))
+            yield sum((total for total, _ in parts), 0.0), all(likeliest for _, likeliest in parts)
+
+    def _windows(self, tokens: list[int], count: int) -> Iterator[tuple[list[int], int]]:
+        """The windows that hold each of the last `count` tokens once behind others, as many as the model reads.
+
+        They are those of `lm_eval.utils.get_rolling_token_windows` with a context of 1.
+        """
+        for done in range(len(tokens) - count, len(tokens), self.length):
+            end = min(done + self.length, len(tokens))
+            yield tokens[max(0, end - self.length - 1) : end], end - done
 
     @torch.no_grad()
     def _scored(self, rows: Sequence[tuple[list[int], int]]) -> Iterator[tuple[float, bool]]:
-        """(sum of log p, all likeliest) of the last `count` tokens of every (tokens, count)."""
+        """`_sums` of windows, in which a token stands before the last `count`."""
         longest = max(len(tokens) for tokens, _ in rows)
         # later tokens do not change the probability of a token
         padded = torch.zeros(len(rows), longest, dtype=torch.long, device=self.device)
@@ -125,8 +154,6 @@ class Answers:
             padded[row, : len(tokens)] = torch.tensor(tokens, device=self.device)
         log_p = self.model(padded[:, :-1]).float().log_softmax(-1)
         for row, (tokens, count) in enumerate(rows):
-            # a text longer than the model reads keeps the tokens that have a context
-            count = min(count, len(tokens) - 1)
             part = log_p[row, len(tokens) - 1 - count : len(tokens) - 1]
             wanted = torch.tensor(tokens[len(tokens) - count :], device=self.device)
             total = float(part.gather(-1, wanted[:, None]).sum())
@@ -135,25 +162,17 @@ class Answers:
                 raise ValueError(f"evaluate: the model gives NaN for a text of {len(tokens)} tokens")
             yield total, bool((part.argmax(-1) == wanted).all())
 
-    def whole(self, text: str) -> float:
-        """Sum of log p of all tokens of a text, each with as much context as the model reads."""
-        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-
-        tokens, first = self.encode(text), self._start()[-1]
-        windows = map(make_disjoint_window, get_rolling_token_windows(tokens, first, self.length, 1))
-        rows = [(context + answer, len(answer)) for context, answer in windows]
-        parts = [rows[start : start + self.batch_size] for start in range(0, len(rows), self.batch_size)]
-        return sum(total for part in parts for total, _ in self._scored(part))
-
     def greedy(self, context: str, until: Sequence[str], max_new_tokens: int) -> str:
         """The likeliest continuation up to the first of the texts `until`, or to the end of the text."""
         return self.continued(context, until, max_new_tokens, Sampling(temperature=0.0))
 
-    def continued(self, context: str, until: Sequence[str], max_new_tokens: int, sampling: Sampling) -> str:
+    def continued(
+        self, context: str, until: Sequence[str], max_new_tokens: int, sampling: Sampling, seed: int = 0
+    ) -> str:
         """A continuation by a rule. It ends before the first of the texts `until`, or with the end of the text."""
         # a question keeps half of the positions also where more tokens are asked for than the others
         room = max(1, self.length - max_new_tokens, self.length // 2)
-        prompt = torch.tensor([(self.encode(context) or self._start())[-room:]], device=self.device)
+        prompt = torch.tensor([(self.encode(context) or [self.start])[-room:]], device=self.device)
         count = min(max_new_tokens, self.length - prompt.shape[1] + 1)
         made: list[int] = []
 
@@ -169,6 +188,7 @@ class Answers:
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             stop=() if self.end is None else (self.end,),
+            seed=seed,
             callback=found,
         )
         if self.end in made:
@@ -187,17 +207,23 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_cache": (True, False),
 }
 """Settings of a task's answers that change nothing with these values."""
+MOST_TOKENS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names of the most tokens of an answer; the first one that is given counts."""
 
 
 def asked(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
     """The texts that end an answer, its most tokens, and the rule by which they are drawn, of a task's settings.
 
-    A temperature counts only where the task asks for samples. ValueError for a setting that cannot be followed.
+    Samples are drawn where the task asks for them, or gives a temperature and does not say. ValueError for a setting
+    that cannot be followed.
     """
     options = dict(options)
     until = options.pop("until", None) or []
-    most = [options.pop(name) for name in ("max_gen_toks", "max_new_tokens") if name in options]
+    given = [options.pop(name, None) for name in MOST_TOKENS]
+    most = next((int(number) for number in given if number is not None), 256)
     drawn, temperature = options.pop("do_sample", None), options.pop("temperature", None)
+    if drawn is None:
+        drawn = bool(temperature)
     # transformers keeps 50 tokens where a task asks for samples and says nothing else
     top_k, top_p = options.pop("top_k", 50), options.pop("top_p", None)
     for name, value in options.items():
@@ -208,7 +234,7 @@ def asked(options: Mapping[str, Any]) -> tuple[list[str], int, Sampling]:
     rule = Sampling(temperature=0.0)
     if drawn:
         rule = Sampling(1.0 if temperature is None else float(temperature), top_k or None, top_p)
-    return [until] if isinstance(until, str) else list(until), int(most[0]) if most else 256, rule
+    return [until] if isinstance(until, str) else list(until), most, rule
 
 
 def evaluate(
@@ -224,7 +250,6 @@ def evaluate(
     folder: YAML files with tasks of one's own. num_fewshot: examples in a prompt; None: the task's own number.
     limit: number of documents of a task.
     """
-    harness()
     from lm_eval.api.model import LM
     from lm_eval.evaluator import simple_evaluate
 
@@ -235,13 +260,15 @@ def evaluate(
             return list(answers.continuations([request.args for request in requests]))
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-            return [answers.whole(request.args[0]) for request in requests]
+            return list(answers.wholes([request.args[0] for request in requests]))
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
             # a setting that cannot be followed is an error before hours of answers
             rules = [asked(request.args[1]) for request in requests]
             contexts = [request.args[0] for request in requests]
-            return [answers.continued(context, *rule) for context, rule in zip(contexts, rules, strict=True)]
+            # each has a seed of its own, because a task may ask the same question several times
+            questions = enumerate(zip(contexts, rules, strict=True))
+            return [answers.continued(context, *rule, seed=number) for number, (context, rule) in questions]
 
     manager = _manager(tasks, folder)
     try:
@@ -257,7 +284,9 @@ def evaluate(
     except (ConnectionError, FileNotFoundError) as error:
         reason = " ".join(str(error).split())[:160]
         raise ValueError(f"--tasks {','.join(tasks)}: the data of a task are not here ({reason})") from None
-    return [score for name, values in found["results"].items() for score in _scores(name, values)]
+    return [
+        score for name, values in found["results"].items() for score in _scores(name, values, found["n-shot"].get(name))
+    ]
 
 
 def _manager(tasks: Sequence[str], folder: Path | None) -> Any:
@@ -274,11 +303,11 @@ def _manager(tasks: Sequence[str], folder: Path | None) -> Any:
     return manager
 
 
-def _scores(task: str, values: dict[str, Any]) -> Iterator[Score]:
+def _scores(task: str, values: dict[str, Any], shots: int | None) -> Iterator[Score]:
     for key, value in values.items():
         metric, _, kind = key.partition(",")
-        if metric.endswith("_stderr") or not isinstance(value, (int, float)) or not kind:
+        if metric.endswith("_stderr") or not isinstance(value, Real) or not kind:
             continue
         error = values.get(f"{metric}_stderr,{kind}")
         name = metric if kind == "none" else f"{metric} ({kind})"
-        yield Score(task, name, float(value), float(error) if isinstance(error, (int, float)) else None)
+        yield Score(task, name, float(value), float(error) if isinstance(error, Real) else None, shots)

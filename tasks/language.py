@@ -60,7 +60,7 @@ def train_bpe(text: str, vocab_size: int) -> Any:
 
 def encode(model: Any, text: str) -> Array:
     """The tokens of a text [N], int32, encoded line by line."""
-    lines = text.splitlines(keepends=True)
+    lines = text.splitlines(keepends=True) or [""]
     parts = [
         np.fromiter(
             (i for line in model.encode_batch(lines[start : start + 4096], add_special_tokens=False) for i in line.ids),
@@ -174,21 +174,28 @@ class LanguageTask(PlannedTask):
         return hashlib.sha256(f"{content} {cache.file_hash(self.tokenizer)}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
+        """The tokens of a text, cut as the training text is."""
         if self.tokenizer is not None:
-            return list(self.given_tokenizer().encode(text, add_special_tokens=False).ids)
+            tokens: list[int] = encode(self.given_tokenizer(), text).tolist()
+            return tokens
         self._check_bytes()
         return list(text.encode())
 
     def decode(self, tokens: list[int]) -> str:
         if self.tokenizer is not None:
-            return str(self.given_tokenizer().decode(tokens))
-        self._check_bytes()
+            text = str(self.given_tokenizer().decode(tokens, skip_special_tokens=False))
+        else:
+            self._check_bytes()
+            text = bytes(tokens).decode("utf-8", errors="replace")
         # a character of several bytes may not be complete yet
-        return bytes(tokens).decode("utf-8", errors="replace").rstrip("\N{REPLACEMENT CHARACTER}")
+        return text.rstrip("\N{REPLACEMENT CHARACTER}")
 
     def _check_bytes(self) -> None:
         if self.vocabulary != "bytes":
-            raise ValueError(f"{self.name}: vocabulary={self.vocabulary} keeps no tokenizer; give token ids and --ids.")
+            raise ValueError(
+                f"{self.name}: vocabulary={self.vocabulary} keeps no tokenizer; give `generate` token ids and --ids, "
+                "`evaluate` a file with --tokenizer, or train with vocabulary=file."
+            )
 
     def texts(self, folder: Path) -> dict[str, bytes]:
         """The text of each split."""

@@ -69,8 +69,7 @@ def evaluate(
     spec = task.spec
     if (spec.input, spec.readout) != ("tokens", "token"):
         raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
-    encode, decode, end = _text(task, tokenizer)
-    end = None if end is None or end >= spec.vocab_size else end
+    encode, decode, end, start = _text(task, tokenizer)
     settings: dict[str, Any] = {
         "weights": mark(path),
         "tasks": names,
@@ -86,16 +85,19 @@ def evaluate(
     with writable("--results", results):
         # the answers may take hours, so a folder that cannot be written is an error now
         probe(results / EXPERIMENT / scale)
-    answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target, end)
+    answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target, end, start)
     scores = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
 
     shared = _columns(settings, scale, model_settings(path)[0], target)
     rows: list[dict[str, Any]] = []
+    for task_name in sorted({score.task for score in scores if num_fewshot is not None and score.shots != num_fewshot}):
+        typer.echo(f"note: {task_name} sets its own number of examples, so --shots does not change it", err=True)
     for score in scores:
         print(f"{score.task:24s} {score.metric:24s} {score.value:10.4f}" + _error(score.error))
         for metric, value in ((score.metric, score.value), (f"{score.metric} (standard error)", score.error)):
             if value is not None:
-                rows.append({**shared, "task": score.task, "metric": metric, "unit": "", **_measured(metric, value)})
+                row = {"task": score.task, "slice": _slice(num_fewshot, score.shots), "metric": metric, "unit": ""}
+                rows.append({**shared, **row, **_measured(metric, value)})
     rows.append({**shared, "task": "", "split": "", **_operations(model, spec.max_length)})
     place = storage.result_path(results, EXPERIMENT, scale, shared["run_id"])
     with writable("--results", results):
@@ -108,20 +110,24 @@ def _columns(settings: dict[str, Any], scale: str, model: str, device: torch.dev
     from subquad.suite.environment import provenance
     from subquad.suite.identity import identity
 
-    shots = settings["shots"]
     return {
         "run_id": identity(settings),
         "experiment": EXPERIMENT,
         "scale": scale,
         "model": model,
         "split": "test",
-        "slice": "own number of shots" if shots is None else f"shots={shots}",
+        "slice": _slice(settings["shots"], settings["shots"]),
         "status": "ok",
         "error": "",
         "config": json.dumps(settings, sort_keys=True),
         "started_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **provenance(device),
     }
+
+
+def _slice(asked: int | None, shots: int | None) -> str:
+    """The slice of a score. asked: the examples in a prompt that were asked for; shots: those that a task then had."""
+    return "own number of shots" if asked is None or shots is None else f"shots={shots}"
 
 
 def _measured(metric: str, value: float) -> dict[str, Any]:
@@ -149,22 +155,35 @@ def _error(error: float | None) -> str:
     return "" if error is None else f" ± {error:.4f}"
 
 
-def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode, int | None]:
-    """The functions from text to tokens and back, and the token of the end of a text, where there is one."""
-    from subquad.suite.harness import END_TOKENS
+def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode, int | None, int | None]:
+    """The functions from text to tokens and back, and the tokens of the end and the start of a text, where it has them.
+
+    ValueError where the model has no embedding for some of the tokens.
+    """
+    from subquad.suite.harness import END_TOKENS, START_TOKENS
     from subquad.suite.store.documents import read_tokenizer
 
-    if tokenizer is not None:
-        try:
-            made = read_tokenizer(tokenizer)
-        except ImportError:
-            raise ValueError(f"--tokenizer needs tokenizers; install the extra: {with_extra('data')}.") from None
-        ends = [made.token_to_id(name) for name in END_TOKENS]
-        end = next((token for token in ends if token is not None), None)
-        return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode, end
-    if not task.has_text:
-        raise ValueError("the task of these weights has no text; evaluate a model of text-file or wikitext")
-    # a task without a tokenizer says so now and not at the first question
-    task.encode("a")
-    file = getattr(task, "tokenizer", None)
-    return task.encode, task.decode, None if file is None else _text(task, file)[2]
+    file = tokenizer or getattr(task, "tokenizer", None)
+    if file is None:
+        if not task.has_text:
+            raise ValueError("the task of these weights has no text; evaluate a model of text-file or wikitext")
+        # a task without a tokenizer says so now and not at the first question
+        task.encode("a")
+        return task.encode, task.decode, None, None
+    try:
+        made = read_tokenizer(file)
+    except ImportError:
+        raise ValueError(f"--tokenizer needs tokenizers; install the extra: {with_extra('data')}.") from None
+    vocabulary = made.get_vocab(with_added_tokens=True)
+    largest, size = max(vocabulary.values()), task.spec.vocab_size
+    if largest >= size:
+        raise ValueError(
+            f"{file}: has the token {largest}, but the model has embeddings of 0 to {size - 1} only; name "
+            "the tokenizer with which it was trained"
+        )
+    end, start = (
+        next((vocabulary[name] for name in names if name in vocabulary), None) for names in (END_TOKENS, START_TOKENS)
+    )
+    if tokenizer is None:
+        return task.encode, task.decode, end, start
+    return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode, end, start

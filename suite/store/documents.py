@@ -149,16 +149,25 @@ def read_tokenizer(path: Path) -> Any:
 
     ImportError where the library `tokenizers` is missing.
     """
-    from tokenizers import Tokenizer
+    import tokenizers  # noqa: F401
 
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        seen = path.stat()
+        return _tokenizer(path.resolve(), seen.st_size, seen.st_mtime)
     except (KeyboardInterrupt, SystemExit):
         raise
     # a panic of the library's Rust code is raised as a BaseException that is no Exception
     except BaseException as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"{path}: no tokenizer.json that can be read ({reason}); name another file") from None
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(path: Path, size: int, changed: float) -> Any:
+    """`read_tokenizer`, once for all texts that are encoded: a large vocabulary takes seconds."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(path.read_text(encoding="utf-8"))
 
 
 def _object_in(text: str) -> dict[str, Any]:

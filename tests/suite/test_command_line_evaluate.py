@@ -12,11 +12,12 @@ from subquad.suite.settings.resolver import Resolver
 from subquad.suite.store import endings, storage
 from subquad.suite.training.weights import load_model
 from subquad.tasks import TASKS
+from subquad.tasks.language import train_bpe
 from tests.runs import one_run
 
 pytest.importorskip("lm_eval", reason="`lm_eval` is not installed (extra `eval`)")
 
-from subquad.suite.harness import Answers
+from subquad.suite.harness import Answers, evaluate
 
 CPU = torch.device("cpu")
 TEXT = "abcdefgh "
@@ -34,6 +35,11 @@ metadata: {{version: 1.0}}
 CHOICE = 'doc_to_choice: "{{choices}}"\ndoc_to_target: label\nmetric_list: [{metric: acc}]'
 DRAWN = """doc_to_target: "{{answer}}"
 generation_kwargs: {until: [" "], max_gen_toks: 12}
+metric_list: [{metric: exact_match}]"""
+SAMPLED = """doc_to_target: "{{answer}}"
+repeats: 3
+generation_kwargs: {until: [" "], do_sample: true}
+filter_list: [{name: most, filter: [{function: majority_vote}, {function: take_first}]}]
 metric_list: [{metric: exact_match}]"""
 
 
@@ -65,6 +71,8 @@ def tasks(tmp_path_factory):
     for name, kind, answer in (
         ("next-letters", "multiple_choice", CHOICE),
         ("word-end", "generate_until", DRAWN),
+        ("samples", "generate_until", SAMPLED),
+        ("no-examples", "multiple_choice", CHOICE + "\nnum_fewshot: 0\nfewshot_split: test"),
     ):
         (folder / f"{name}.yaml").write_text(TASK.format(name=name, data=data, kind=kind, answer=answer))
     return folder
@@ -129,11 +137,44 @@ def test_tasks_with_local_data_are_asked_and_stored(kept, tasks, command_line, m
     assert endings.ending(path).status == "ok"
 
 
+def test_samples_of_one_question_are_drawn_from_seeds_of_their_own(tasks, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    seeds = []
+
+    class Asked(Answers):
+        def continued(self, context, until, max_new_tokens, sampling, seed=0):
+            seeds.append((context, seed))
+            return "x"
+
+    nothing = Asked(None, lambda text: list(text.encode()), None, 32, 4, CPU)
+    evaluate(nothing, ["samples"], folder=tasks)
+    assert len(seeds) == len(set(seeds)) == 9
+    assert len({context for context, _ in seeds}) == 3
+
+
+def test_the_slice_says_how_many_examples_a_task_had(kept, tasks, command_line, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    run, results = kept
+    options = ("--include", tasks, "--device", "cpu", "--shots", "2", "--limit", "1")
+    done = command_line("evaluate", run.run_id, "--tasks", "no-examples", *options, "--results", results)
+    assert done.returncode == 0, done.stderr
+    assert "no-examples sets its own number of examples" in done.stderr
+    (path,) = (results / "evaluate" / "limited").rglob("*.parquet")
+    slices = {row["slice"] for row in storage.load(path).to_pylist() if row["task"] == "no-examples"}
+    assert slices == {"shots=0"}
+
+
 @pytest.mark.slow
 def test_what_cannot_be_asked_is_refused_in_one_line(kept, tasks, command_line, tmp_path):
     run, results = kept
     options = ("--results", results, "--device", "cpu", "--include", tasks)
     done = command_line("evaluate", run.run_id, "--tasks", "next-leters", *options)
     assert (done.returncode, "no task 'next-leters'" in done.stderr and "did you mean" in done.stderr) == (2, True)
+    made = train_bpe(TEXT * 40, 260)
+    made.save(str(tmp_path / "tokenizer.json"))
+    done = command_line(
+        "evaluate", run.run_id, "--tasks", "word-end", *options, "--tokenizer", tmp_path / "tokenizer.json"
+    )
+    assert (done.returncode, "has the token 259, but the model has embeddings of 0 to 255" in done.stderr) == (2, True)
     done = command_line("evaluate", run.run_id, "--tasks", "x", "--include", tmp_path / "none", "--results", results)
     assert (done.returncode, "there is no such folder" in done.stderr) == (2, True)

@@ -3,11 +3,14 @@
 The rules are those of the models of the hub in lm-evaluation-harness, which need not be installed here.
 """
 
+import sys
+from itertools import pairwise
+
 import pytest
 import torch
 
 from subquad.suite.generate import Sampling, end_of_stop
-from subquad.suite.harness import Answers, asked
+from subquad.suite.harness import Answers, asked, version
 
 CPU = torch.device("cpu")
 WORDS = ["<|endoftext|>", *"abcdefgh \n", " a", " ab", "cd", "ef"]
@@ -83,10 +86,54 @@ def test_a_text_that_joins_the_last_token_of_its_context_is_encoded_alone():
     assert model.asked[0].tolist() == [encode("c")]
 
 
+def test_a_text_that_begins_within_a_token_keeps_all_of_its_tokens():
+    model = Cycle([])
+    answers(model).continuation("c", "def")
+    # cd and ef are the tokens of the whole, and the second of them is not all of the text
+    assert model.asked[0].tolist() == [encode("c") + encode("def")[:-1]]
+
+
+class Bigrams:
+    """A model whose next token depends on the last one and on the position, and which reads 4 tokens at most."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        self.log_p = torch.randn(4, len(WORDS), len(WORDS), generator=generator).log_softmax(-1)
+
+    def __call__(self, inputs):
+        assert inputs.shape[1] <= 4
+        return torch.stack([self.log_p[t, inputs[:, t]] for t in range(inputs.shape[1])], dim=1)
+
+
+@pytest.mark.parametrize(("context", "size"), [(1, 4), (3, 4), (1, 9), (3, 9), (6, 5), (6, 2)])
+def test_a_text_longer_than_the_model_reads_has_the_sum_of_all_its_tokens(context, size):
+    tokens = encode("abcabdabeabfa")[: context + size]
+    text = decode(tokens)
+    split = len(decode(tokens[:context]))
+    model, wanted = Bigrams(), 0.0
+    for start in range(context, len(tokens), 4):
+        window = tokens[max(0, min(start + 4, len(tokens)) - 5) : start + 4]
+        skipped = len(window) - len(tokens[start : start + 4])
+        pairs = list(pairwise(window))
+        wanted += sum(float(model.log_p[t, a, b]) for t, (a, b) in enumerate(pairs) if t + 1 >= skipped)
+    made = Answers(model, encode, decode, 4, 3, CPU, END)
+    (alone,) = made.continuations([(text[:split], text[split:])])
+    assert alone[0] == pytest.approx(wanted, rel=1e-5)
+    # the windows of each text are those of this text alone
+    among = list(made.continuations([("a", "b"), (text[:split], text[split:]), ("a", "bcdabc")]))
+    assert among[1][0] == pytest.approx(wanted, rel=1e-5)
+
+
 def test_a_context_that_ends_in_a_space_scores_as_the_space_within_the_continuation():
     model = Cycle([WORDS.index("c"), WORDS.index(" ab")])
     assert answers(model).continuation("c ", "ab") == answers(model).continuation("c", " ab")
     assert answers(model).continuation("c ", "ab")[1]
+
+
+def test_a_context_of_spaces_is_a_context():
+    model = Cycle([])
+    answers(model).continuation(" ", "cd")
+    assert model.asked[0].tolist() == [encode(" ")]
 
 
 @pytest.mark.parametrize(("end", "before"), [(END, [END]), (None, [WORDS.index("\n")])])
@@ -96,6 +143,24 @@ def test_a_text_without_a_context_follows_the_end_of_a_text_or_a_line_break(end,
     answers(model, end).continued("", [], 2, Sampling(0.0))
     assert model.asked[0].tolist() == [before]
     assert model.asked[1].tolist() == [before]
+
+
+def test_a_line_break_that_begins_a_text_is_a_token_of_it():
+    model = Cycle([])
+    answers(model, None).continuation("", "\ncd")
+    assert model.asked[0].tolist() == [encode("\n\n")]
+    wanted = -2 * float(torch.nn.functional.one_hot(torch.tensor(1), len(WORDS)).float().mul(9).logsumexp(-1))
+    assert answers(model, None).continuation("", "\ncd")[0] == pytest.approx(wanted)
+    assert answers(model, None).continuation("", "\n")[0] == pytest.approx(wanted / 2)
+
+
+def test_a_text_follows_the_token_of_the_start_and_ends_with_that_of_the_end():
+    first, last = WORDS.index("h"), END
+    model = Cycle([first, WORDS.index("c"), last])
+    made = Answers(model, encode, decode, 32, 4, CPU, last, first)
+    assert made.whole("c") == made.continuation("", "c")[0] == made.continuation("", "hc")[0]
+    assert model.asked[0].tolist() == model.asked[1].tolist() == model.asked[2].tolist() == [[first]]
+    assert made.greedy("", [], 9) == "c"
 
 
 def test_the_end_of_the_text_ends_an_answer():
@@ -113,7 +178,13 @@ def test_a_stop_is_found_over_the_borders_of_tokens():
 
 def test_samples_are_drawn_where_a_task_asks_for_them():
     assert asked({}) == ([], 256, Sampling(0.0))
-    assert asked({"until": "x", "temperature": 0.7, "max_gen_toks": 9}) == (["x"], 9, Sampling(0.0))
+    assert asked({"until": "x", "temperature": 0.7, "max_gen_toks": 9}) == (["x"], 9, Sampling(0.7, 50))
+    assert asked({"do_sample": False, "temperature": 0.7, "max_tokens": 7, "max_new_tokens": 5}) == (
+        [],
+        5,
+        Sampling(0.0),
+    )
+    assert asked({"temperature": 0.0, "max_completion_tokens": 7}) == ([], 7, Sampling(0.0))
     drawn = asked({"do_sample": True, "temperature": 0.7, "top_p": 0.9, "until": ["x"]})
     assert drawn == (["x"], 256, Sampling(0.7, 50, 0.9))
     assert asked({"do_sample": False, "num_beams": 1})[2] == Sampling(0.0)
@@ -126,3 +197,10 @@ def test_samples_differ_from_the_likeliest_answer():
     flat = Cycle([])
     flat._logits = lambda tokens: torch.zeros(*tokens.shape, len(WORDS))
     assert len(set(answers(flat, None).continued("a", [], 20, Sampling(1.0)))) > 3
+
+
+def test_a_package_that_is_too_old_is_refused_in_one_line(monkeypatch):
+    # an older one has no such module
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    with pytest.raises(ValueError, match=r"evaluate needs lm-evaluation-harness \(.*\); install the extra: .*eval"):
+        version()

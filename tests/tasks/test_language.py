@@ -191,6 +191,24 @@ def test_a_given_tokenizer_makes_the_tokens_and_is_known_by_its_content(folder, 
     assert "tokenizer" not in WikiText(data=folder).model_dump()
 
 
+def test_a_prompt_is_cut_as_the_training_text_is_and_an_unfinished_letter_is_left_out(tmp_path):
+    library = pytest.importorskip("tokenizers")
+    made = train_bpe("one\n\ntwo\n\n" * 50, 270)
+    made.decoder = library.decoders.ByteLevel()
+    # as in the vocabulary of GPT-2, two line breaks are one token, which no line has
+    made.add_tokens(["\n\n"])
+    made.add_special_tokens(["<|endoftext|>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    task = TextFile(data=tmp_path, vocabulary="file", vocab_size=300, tokenizer=tmp_path / "tokenizer.json")
+    text = "two\n\none"
+    assert task.encode(text) == encode(made, text).tolist() != made.encode(text).ids
+    assert task.decode(task.encode(text)) == text
+    assert task.encode("") == []
+    assert task.decode(task.encode("a<|endoftext|>b")) == "a<|endoftext|>b"
+    letters = task.encode("\N{LATIN SMALL LETTER E WITH ACUTE}")
+    assert [task.decode(letters[:count]) for count in (1, 2)] == ["", "\N{LATIN SMALL LETTER E WITH ACUTE}"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

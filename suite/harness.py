@@ -256,13 +256,19 @@ def evaluate(
     class Adapter(LM):
         """The answers in the words of the harness."""
 
+        asked = False
+        """Whether the tasks have been read and their first questions made."""
+
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+            self.asked = True
             return list(answers.continuations([request.args for request in requests]))
 
         def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            self.asked = True
             return list(answers.wholes([request.args[0] for request in requests]))
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            self.asked = True
             # a setting that cannot be followed is an error before hours of answers
             rules = [asked(request.args[1]) for request in requests]
             contexts = [request.args[0] for request in requests]
@@ -270,10 +276,10 @@ def evaluate(
             questions = enumerate(zip(contexts, rules, strict=True))
             return [answers.continued(context, *rule, seed=number) for number, (context, rule) in questions]
 
-    manager = _manager(tasks, folder)
+    manager, adapter = _manager(tasks, folder), Adapter()
     try:
         found = simple_evaluate(
-            model=Adapter(),
+            model=adapter,
             tasks=list(tasks),
             num_fewshot=num_fewshot,
             limit=limit,
@@ -282,11 +288,20 @@ def evaluate(
             log_samples=False,
         )
     except (ConnectionError, FileNotFoundError) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise ValueError(f"--tasks {','.join(tasks)}: the data of a task are not here ({reason})") from None
+        raise ValueError(f"--tasks {','.join(tasks)}: the data of a task are not here ({_short(error)})") from None
+    except Exception as error:
+        if adapter.asked or isinstance(error, ValueError):
+            raise
+        # whoever wrote a task may have misspelt a key, a split, a metric or a column
+        reason = f"{type(error).__name__}: {_short(error)}"
+        raise ValueError(f"--tasks {','.join(tasks)}: a task cannot be asked as it is written ({reason})") from None
     return [
         score for name, values in found["results"].items() for score in _scores(name, values, found["n-shot"].get(name))
     ]
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
 
 
 def _manager(tasks: Sequence[str], folder: Path | None) -> Any:

@@ -152,6 +152,15 @@ def test_samples_of_one_question_are_drawn_from_seeds_of_their_own(tasks, monkey
     assert len({context for context, _ in seeds}) == 3
 
 
+def test_a_task_that_misspells_a_column_is_refused_in_one_line(tasks, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    text = (tasks / "word-end.yaml").read_text()
+    (tmp_path / "misspelt.yaml").write_text(text.replace("{{prompt}}", "{{promt}}").replace("word-end", "misspelt"))
+    nothing = Answers(None, lambda text: list(text.encode()), None, 32, 4, CPU)
+    with pytest.raises(ValueError, match=r"a task cannot be asked as it is written .*'promt' is undefined"):
+        evaluate(nothing, ["misspelt"], folder=tmp_path)
+
+
 def test_the_slice_says_how_many_examples_a_task_had(kept, tasks, command_line, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     run, results = kept

@@ -356,7 +356,7 @@ def test_a_run_that_is_stopped_while_a_peer_is_timed_leaves_no_process_behind(tm
     log, heard = tmp_path / "log", []
     options = {"stop": lambda: log.read_text() != "", "alive": lambda phase, step: heard.append(phase)}
     with pytest.raises(KeyboardInterrupt):
-        beside(tmp_path, monkeypatch, {"fla": "hangs", "mamba_ssm": "hangs"}, run=options)
+        beside(tmp_path, monkeypatch, {"fla": "hangs"}, run=options, peer_minutes=1)
     (pid,) = log.read_text().split()
     assert not Path(f"/proc/{pid}").exists()
     # whoever watches the run hears of it while the peer works

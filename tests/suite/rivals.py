@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -89,7 +89,6 @@ class Reads(Peer):
 class RivalConfig(MODELS.load("attention")):
     """Attention, and the habit of each library's model of it: a word of `build_peer`."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = MODELS.load("attention").left_out_when_off
     habits: dict[str, str]
 
     def build_peer(self, library: str, spec: TaskSpec) -> Any:

@@ -16,6 +16,7 @@ the table has a tuple. Where rows stand in another order, the layout has a funct
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -70,6 +71,16 @@ def _unless(settings: Settings, **expected: Any) -> None:
     for key, value in expected.items():
         if settings.get(key, value) != value:
             raise ValueError(f"config.json: {key}={settings[key]!r} is not supported, only {value!r}")
+
+
+def _unlimited(settings: Settings, key: str) -> None:
+    """Raises ValueError where step sizes are cut to an interval, because ours are not. They are positive by themselves.
+
+    Newer versions of transformers write an infinite number as an object with its name.
+    """
+    least, most = settings.get(key) or (0.0, "inf")
+    if float(least) > 0 or float(most["__float__"] if isinstance(most, Mapping) else most) != math.inf:
+        raise ValueError(f"config.json: {key}={settings[key]!r} is not supported, only [0.0, Infinity]")
 
 
 def _options(settings: Settings, *, tied: bool, **own: Any) -> dict[str, Any]:
@@ -174,6 +185,7 @@ def _mamba2_options(settings: Settings) -> dict[str, Any]:
     _unless(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
     inner = dict(settings["ssm_cfg"])
     _unless(inner, layer="Mamba2", ngroups=1, D_has_hdim=False, rmsnorm=True, norm_before_gate=False, d_ssm=None)
+    _unlimited(inner, "dt_limit")
     return {
         "d_model": settings["d_model"],
         "num_layers": settings["n_layer"],
@@ -203,6 +215,7 @@ def _mamba2_settings(options: dict[str, Any], vocab_size: int, length: int) -> d
 
 def _mamba2_hf_options(settings: Settings) -> dict[str, Any]:
     _unless(settings, n_groups=1, use_conv_bias=True, use_bias=False, hidden_act="silu")
+    _unlimited(settings, "time_step_limit")
     own = {"d_state": settings["state_size"], "d_conv": settings["conv_kernel"]}
     own |= {"head_dim": settings["head_dim"], "expand": settings["expand"]}
     return _options(settings, tied=False, norm_eps=settings["layer_norm_epsilon"], **own)

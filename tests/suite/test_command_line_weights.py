@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -249,6 +250,11 @@ def test_a_head_that_is_no_copy_of_the_embedding_is_refused_where_they_are_one(g
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 8, "vocab_size": 264}
 
+MAMBA2 = {
+    **{"model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 1, "state_size": 8, "conv_kernel": 4},
+    **{"head_dim": 16, "expand": 2, "layer_norm_epsilon": 1e-5},
+}
+
 
 @pytest.mark.parametrize(
     ("settings", "tensors", "words"),
@@ -259,6 +265,10 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positi
         ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, mamba2, mamba2-hf, gpt2"),
         ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
         ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),
+        ({**MAMBA2, "time_step_limit": [0.0, 0.3]}, None, "time_step_limit=[0.0, 0.3] is not supported"),
+        ({**MAMBA2, "time_step_limit": [0.5, {"__float__": "Infinity"}]}, None, "only [0.0, Infinity]"),
+        ({**MAMBA2, "time_step_limit": [0.0, math.inf]}, None, "no *.safetensors and no pytorch_model*.bin"),
+        ({"ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.0, 0.3]}}, None, "dt_limit=[0.0, 0.3] is not supported"),
         (GPT2, None, "no *.safetensors and no pytorch_model*.bin"),
         (GPT2, {"a": torch.zeros(2)}, "transformer.wte.weight: missing in the checkpoint"),
         (GPT2, {"transformer.wte.weight": torch.zeros(264, 16)}, "our encoder.weight is [264, 32]"),

@@ -251,9 +251,9 @@ def test_a_head_that_is_no_copy_of_the_embedding_is_refused_where_they_are_one(g
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 8, "vocab_size": 264}
 
 MAMBA2 = {
-    **{"model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 1, "state_size": 8, "conv_kernel": 4},
-    **{"head_dim": 16, "expand": 2, "layer_norm_epsilon": 1e-5},
-}
+    "model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 1, "state_size": 8, "conv_kernel": 4,
+    "head_dim": 16, "expand": 2, "layer_norm_epsilon": 1e-5,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

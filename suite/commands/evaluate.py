@@ -181,9 +181,10 @@ def _text(task: Task, tokenizer: Path | None) -> tuple[Encode, Decode, int | Non
             f"{file}: has the token {largest}, but the model has embeddings of 0 to {size - 1} only; name "
             "the tokenizer with which it was trained"
         )
-    end, start = (
-        next((vocabulary[name] for name in names if name in vocabulary), None) for names in (END_TOKENS, START_TOKENS)
-    )
+    end = next((vocabulary[name] for name in END_TOKENS if name in vocabulary), None)
+    # `<s>` may also be a word of the text
+    special = {token.content: number for number, token in made.get_added_tokens_decoder().items()}
+    start = next((special[name] for name in START_TOKENS if name in special), None)
     if tokenizer is None:
         return task.encode, task.decode, end, start
     return lambda text: list(made.encode(text, add_special_tokens=False).ids), made.decode, end, start

@@ -9,8 +9,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from subquad.suite.commands.evaluate import _text
 from subquad.suite.generate import Sampling, end_of_stop
 from subquad.suite.harness import Answers, asked, version
+from subquad.tasks.language import TextFile, train_bpe
 
 CPU = torch.device("cpu")
 WORDS = ["<|endoftext|>", *"abcdefgh \n", " a", " ab", "cd", "ef"]
@@ -197,6 +199,21 @@ def test_samples_differ_from_the_likeliest_answer():
     flat = Cycle([])
     flat._logits = lambda tokens: torch.zeros(*tokens.shape, len(WORDS))
     assert len(set(answers(flat, None).continued("a", [], 20, Sampling(1.0)))) > 3
+
+
+def test_the_token_of_the_start_of_a_text_is_one_that_was_added_to_the_vocabulary(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    task = TextFile(data=tmp_path, vocabulary="bpe", vocab_size=300)
+    made = train_bpe("a <s> b <s> c\n" * 50, 262)
+    # whoever trains on text with such a word has it as a token
+    vocabulary = {**made.get_vocab(), "<s>": made.get_vocab_size()}
+    plain = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    plain.add_special_tokens(["</s>"])
+    plain.save(str(tmp_path / "tokenizer.json"))
+    assert _text(task, tmp_path / "tokenizer.json")[2:] == (len(vocabulary), None)
+    made.add_special_tokens(["<s>", "</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert _text(task, tmp_path / "tokenizer.json")[2:] == (made.token_to_id("</s>"), made.token_to_id("<s>"))
 
 
 def test_a_package_that_is_too_old_is_refused_in_one_line(monkeypatch):

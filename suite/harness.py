@@ -152,9 +152,10 @@ class Answers:
         padded = torch.zeros(len(rows), longest, dtype=torch.long, device=self.device)
         for row, (tokens, _) in enumerate(rows):
             padded[row, : len(tokens)] = torch.tensor(tokens, device=self.device)
-        log_p = self.model(padded[:, :-1]).float().log_softmax(-1)
+        logits = self.model(padded[:, :-1])
         for row, (tokens, count) in enumerate(rows):
-            part = log_p[row, len(tokens) - 1 - count : len(tokens) - 1]
+            # in float32 those of a whole batch may take more memory than the model
+            part = logits[row, len(tokens) - 1 - count : len(tokens) - 1].float().log_softmax(-1)
             wanted = torch.tensor(tokens[len(tokens) - count :], device=self.device)
             total = float(part.gather(-1, wanted[:, None]).sum())
             if math.isnan(total):

@@ -90,7 +90,8 @@ def evaluate(
 
     shared = _columns(settings, scale, model_settings(path)[0], target)
     rows: list[dict[str, Any]] = []
-    for task_name in sorted({score.task for score in scores if num_fewshot is not None and score.shots != num_fewshot}):
+    kept = {score.task for score in scores if num_fewshot is not None and score.shots not in (None, num_fewshot)}
+    for task_name in sorted(kept):
         typer.echo(f"note: {task_name} sets its own number of examples, so --shots does not change it", err=True)
     for score in scores:
         print(f"{score.task:24s} {score.metric:24s} {score.value:10.4f}" + _error(score.error))

@@ -102,7 +102,6 @@ def export_weights(
     task, model = load_model(path, Resolver(repository.tasks, repository.models), torch.device("cpu"))
     if (task.spec.input, task.spec.readout) != ("tokens", "token"):
         raise ValueError(f"{path}: its task does not predict the next token, as all layouts do")
-    tensors = checkpoints.unload(model, chosen)
     settings = chosen.settings(options, task.spec.vocab_size, task.spec.max_length)
     known = Resolver(repository.tasks, repository.models).trained(
         {"task": repository.token_task(256, 2), "model": {"name": name, **chosen.options(settings)}}, str(path)
@@ -111,6 +110,7 @@ def export_weights(
     said = known.model_dump(mode="json")
     if lost := [key for key in options.keys() | said.keys() if _lost(key, options.get(key), said.get(key))]:
         raise ValueError(f"{path}: the layout {layout or fitting[0]} has no field for {', '.join(sorted(lost))}")
+    tensors = checkpoints.unload(model, chosen)
     with writable("--out", out):
         out.mkdir(parents=True, exist_ok=True)
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})

@@ -118,12 +118,13 @@ def test_every_layout_comes_back_bit_by_bit(name, tmp_path, command_line):
         assert torch.equal(read(tmp_path / "again.weights")(inputs), model(inputs))
 
 
-def test_options_that_a_layout_cannot_say_are_named(tmp_path, command_line):
-    config = MODELS.load("gsa")(num_layers=1, d_model=64, gate="retnet")
-    path = tmp_path / "gsa.weights"
-    torch.save({"config": json.dumps(settings_of("gsa", config)), "model": config.build(SPEC).state_dict()}, path)
+@pytest.mark.parametrize(("name", "option", "value"), [("gsa", "gate", "retnet"), ("pythia", "position", "none")])
+def test_options_that_a_layout_cannot_say_are_named(name, option, value, tmp_path, command_line):
+    config = MODELS.load(name)(num_layers=1, d_model=64, **{option: value})
+    path = tmp_path / "mine.weights"
+    torch.save({"config": json.dumps(settings_of(name, config)), "model": config.build(SPEC).state_dict()}, path)
     done = command_line("weights", "export", path, "--out", tmp_path / "out")
-    assert (done.returncode, "no such weight" in done.stderr or "no field for gate" in done.stderr) == (2, True)
+    assert (done.returncode, f"has no field for {option}" in done.stderr) == (2, True)
 
 
 def test_older_checkpoints_of_fla_have_gate_and_up_projection_in_one():

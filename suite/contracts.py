@@ -206,6 +206,11 @@ class Task(Config):
         """Whether tokens stand for text: whether the task defines `encode` and `decode`."""
         return type(self).encode is not Task.encode
 
+    @property
+    def tokens_from(self) -> Literal["options", "data", "tokenizer"]:
+        """What decides which token stands for which text: the options, the data, or the file `tokenizer`."""
+        return "options"
+
     def encode(self, text: str) -> list[int]:
         """The tokens of a text. ValueError for text that has none."""
         raise ValueError(f"{self.name}: its tokens stand for no text")

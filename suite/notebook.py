@@ -9,6 +9,7 @@ that the command would print. Modules that are slow to import are imported by th
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,22 +142,31 @@ class Notebook:
         plugins: str | Path | Iterable[str | Path] = (),
         device: str | None = None,
         results: str | Path | None = None,
+        tokenizer: str | Path | None = None,
     ) -> Trained:
         """The model that a run with kept weights (`keep_weights=True`) has trained, and its task.
 
         run_id: a run id or the beginning of one, or a file of weights.
+        tokenizer: where the tokenizer.json of the run is now; by default where it was. ValueError for another file.
         """
         from subquad.suite.environment import pick_device
         from subquad.suite.settings.resolver import Resolver
         from subquad.suite.store.weights import find_weights
-        from subquad.suite.training.weights import load_model
+        from subquad.suite.training.weights import load_model, with_tokenizer
 
         _require_utf8()
         _listed([run_id], "run_id")
         _expect("a word", (str,), device=device)
+        _expect("the name of a file", (str, Path), tokenizer=tokenizer)
         repository = self.repository.with_plugins(_listed(plugins, "plugins"))
         path = find_weights(str(run_id), repository.roots(_stored(results)), repository.unfetched)
         task, model = load_model(path, Resolver(repository.tasks, repository.models), pick_device(device))
+        copy, own = None if tokenizer is None else Path(tokenizer), getattr(task, "tokenizer", None)
+        if own is not None and (copy is not None or own.is_file()):
+            # a model whose tokenizer is not here can still be studied
+            task, note = with_tokenizer(task, path, copy)
+            if note:
+                warnings.warn(note, stacklevel=2)
         return Trained(model, task)
 
 

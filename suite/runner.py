@@ -261,7 +261,7 @@ def _write_weights(run: Run, root: Path, worker: Worker) -> str:
     if worker.model is not None:
         try:
             path = storage.weights_path(root, run.experiment, run.scale, run.run_id)
-            save_weights(path, run.resolved, worker.model.state_dict())
+            save_weights(path, run.resolved, worker.model.state_dict(), run.tokenizer)
         except OSError as error:
             return f"its weights could not be written ({error.strerror or error}); free space and run it again"
     return ""

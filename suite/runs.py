@@ -98,6 +98,7 @@ class Run(ABC):
     """`task`, `model` or `operator` to the identity of the plugin that defines it; nothing for those of the suite."""
     processes: int = 1
     """Processes that carry it out together, each on a device of its own."""
+    tokenizer: str = ""
     takes_all_threads: ClassVar[bool] = False
     """Whether the run computes on all CPU threads that torch has, as a timing does, or on those it is given."""
 

@@ -150,6 +150,12 @@ class LanguageTask(PlannedTask):
         size = self.vocab_size
         return token_spec(size, self.length)
 
+    @property
+    def tokens_from(self) -> Literal["options", "data", "tokenizer"]:
+        if self.tokenizer is not None:
+            return "tokenizer"
+        return "options" if self.vocabulary == "bytes" else "data"
+
     def given_tokenizer(self) -> Any:
         """Loads the file `tokenizer`. DataError where it cannot be read or has more tokens than `vocab_size`."""
         assert self.tokenizer is not None

@@ -36,7 +36,8 @@ def evaluate(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Documents of a task; default: all.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="tokenizer.json of a checkpoint; default: the bytes of the run's task.")
+        Path | None,
+        typer.Option(help="tokenizer.json of a checkpoint, or a copy of the run's; default: as in training."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Continuations read at a time.")] = 16,
     plugins: Plugins = None,
@@ -53,7 +54,7 @@ def evaluate(
         raise ValueError(f"--include {folder}: there is no such folder")
     version = harness.version()
     from subquad.suite.store.weights import find_weights, mark, model_settings
-    from subquad.suite.training.weights import load_model
+    from subquad.suite.training.weights import load_model, with_tokenizer
 
     repository = repository_of(context, plugins)
     path = find_weights(weights, [results, repository.reference], repository.unfetched)
@@ -69,6 +70,12 @@ def evaluate(
     spec = task.spec
     if (spec.input, spec.readout) != ("tokens", "token"):
         raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
+    task, note = with_tokenizer(task, path, tokenizer)
+    if note:
+        typer.echo(f"note: {note}", err=True)
+    elif getattr(task, "tokenizer", None) is not None:
+        # the same tokenizer, wherever it lies
+        tokenizer = None
     encode, decode, end, start = _text(task, tokenizer)
     settings: dict[str, Any] = {
         "weights": mark(path),

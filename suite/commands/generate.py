@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,9 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens with this sum.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text (or ids) to stop behind; repeatable.")] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampled tokens.")] = 0,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Copy of the run's tokenizer.json; default: the file it was trained with.")
+    ] = None,
     plugins: Plugins = None,
     device: Device = None,
     results: StoredResults = None,
@@ -38,7 +42,7 @@ def generate(
     from subquad.suite.generate import Sampling
     from subquad.suite.generate import generate as continue_prompts
     from subquad.suite.store.weights import find_weights
-    from subquad.suite.training.weights import load_model
+    from subquad.suite.training.weights import load_model, with_tokenizer
 
     Sampling(temperature, top_k, top_p)
     repository = repository_of(context, plugins)
@@ -54,6 +58,12 @@ def generate(
     spec = task.spec
     if (spec.input, spec.readout) != ("tokens", "token") or spec.num_classes > spec.vocab_size:
         raise ValueError(f"{path}: its task does not predict the next token, so its model continues nothing")
+    if tokenizer is not None and (ids or getattr(task, "tokenizer", None) is None):
+        raise ValueError(f"--tokenizer {tokenizer}: these weights have none, or --ids needs none; leave it out")
+    if not ids:
+        task, note = with_tokenizer(task, path, tokenizer)
+        if note:
+            typer.echo(f"note: {note}", err=True)
     encode, decode = _text(task, ids)
     rows = [_tokens("--prompt", prompt, encode, spec.vocab_size) for prompt in prompts]
     stops = {text: _tokens("--stop", text, encode, spec.vocab_size) for text in stop or ()}

@@ -15,13 +15,36 @@ from subquad.suite.metrics import check_direction
 from subquad.suite.options import C, Config, located, parse
 from subquad.suite.registry import Entry, Registry, nearest
 from subquad.suite.runs import Run
-from subquad.suite.store.weights import find_weights, mark
+from subquad.suite.store.documents import tokenizer_digest
+from subquad.suite.store.weights import find_weights, mark, read_weights, tokenizer_of, without_version
 from subquad.suite.training.config import TrainConfig
 from subquad.suite.training.run import NO_DATA, TrainingRun, earlier, stage_of
 
 
 def _plugins(**entries: Entry) -> dict[str, str]:
     return {kind: entry.plugin for kind, entry in entries.items() if entry.plugin}
+
+
+def _check_tokens(run: TrainingRun, where: str, theirs: Task, data: str | None, tokenizer: str) -> None:
+    """Raises ValueError where weights know the ids of a run's tokens as those of other texts.
+
+    theirs, data, tokenizer: the task of the weights, the fingerprint of its data, the digest of its tokenizer file.
+    """
+    mine = run.task
+    if NO_DATA in (run.fingerprint, data) or not (mine.has_text and theirs.has_text):
+        return
+    if mine.spec.vocab_size != theirs.spec.vocab_size:
+        # the embedding has another shape and is not taken
+        return
+    here = {"options": "", "data": run.fingerprint, "tokenizer": run.tokenizer}[mine.tokens_from]
+    there = {"options": "", "data": data, "tokenizer": tokenizer}[theirs.tokens_from]
+    # an imported checkpoint keeps nothing about its tokenizer, and neither do older weights
+    if (mine.tokens_from, here) == (theirs.tokens_from, there) or (mine.tokens_from == "tokenizer" and not there):
+        return
+    raise ValueError(
+        f"{where}: these weights were trained on the tokens of another vocabulary of {mine.spec.vocab_size}, so their "
+        "embedding means other texts; give the task their tokenizer, or another vocab_size for an embedding of its own"
+    )
 
 
 def _no_operators() -> Registry:
@@ -52,7 +75,7 @@ class Resolver:
     """Plan runs whose data are not there, instead of raising an error; see `Run.is_planned_only`."""
     roots: Sequence[Path] = ()
     """Folders of results that have the weights of runs."""
-    _facts: dict[str, tuple[TaskSpec | None, str]] = field(default_factory=dict)
+    _facts: dict[str, tuple[TaskSpec | None, str, str]] = field(default_factory=dict)
     _parsed: dict[tuple[type[Config], str], Config] = field(default_factory=dict)
 
     def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
@@ -87,7 +110,7 @@ class Resolver:
         task_name, task = self._task(tree, where)
         model_name, model = self._model(tree, where)
         train = self._parse(TrainConfig, tree["train"], f"{where}: train")
-        spec, fingerprint = self._facts_of(task, where)
+        spec, fingerprint, tokenizer = self._facts_of(task, where)
         if spec is not None:
             located(f"{where}: model {model_name}", partial(model.check, spec), type(model).__name__)
             for key, metric in train.metrics.items():
@@ -107,7 +130,7 @@ class Resolver:
         located(f"{where}: train.length_warmup", lambda: [stage_of(task, train, stage) for stage in stages])
         plugins = _plugins(task=self.tasks.entries[task_name], model=self.models.entries[model_name])
         fields = (experiment, scale, task_name, model_name, task, model, train, seed, fingerprint, plugins)
-        return self._started(located(where, lambda: TrainingRun(*fields)), tree, where)
+        return self._started(located(where, lambda: TrainingRun(*fields, tokenizer=tokenizer)), tree, where)
 
     def _started(self, run: TrainingRun, tree: Mapping[str, Any], where: str) -> TrainingRun:
         """The run with the weights that it starts with, which are part of its identity."""
@@ -115,9 +138,17 @@ class Resolver:
         given = run.train.init_from
         if isinstance(given, str):
             start = located(where, lambda: find_weights(given, self.roots))
+            settings, _ = read_weights(start)
+            theirs = None
+            # a task that is not known here, such as that of a plugin, has no text that could be compared
+            with contextlib.suppress(ValueError):
+                theirs = self._task({"task": without_version(settings["task"])}, where)[1]
+            if theirs is not None:
+                _check_tokens(run, where, theirs, settings.get("data"), tokenizer_of(start))
             return replace(run, train=run.train.model_copy(update={"init_from": mark(start)}), start=start)
         if given is not None:
             base = self._training(run.experiment, run.scale, earlier(tree, where), run.seed, where)
+            _check_tokens(run, where, base.task, base.fingerprint, base.tokenizer)
             known = {**given, "base": base.run_id}
             return replace(run, train=run.train.model_copy(update={"init_from": known}), base=base)
         return run
@@ -165,18 +196,22 @@ class Resolver:
             self._parsed[key] = parse(cls, values, where)
         return cast(C, self._parsed[key])
 
-    def _facts_of(self, task: Task, where: str) -> tuple[TaskSpec | None, str]:
-        """Spec and data fingerprint of a task. Without data the fingerprint is NO_DATA, and the spec may be None."""
+    def _facts_of(self, task: Task, where: str) -> tuple[TaskSpec | None, str, str]:
+        """Spec, data fingerprint, and digest of the tokenizer file of a task; "" without such a file.
 
-        def facts() -> tuple[TaskSpec | None, str]:
+        Without data the fingerprint is NO_DATA, and the spec may be None.
+        """
+
+        def facts() -> tuple[TaskSpec | None, str, str]:
             try:
-                return task.spec, task.fingerprint()
+                file = getattr(task, "tokenizer", None) if task.tokens_from == "tokenizer" else None
+                return task.spec, task.fingerprint(), "" if file is None else tokenizer_digest(file)
             except MissingDataError:
                 if not self.without_data:
                     raise
             with contextlib.suppress(MissingDataError):
-                return task.spec, NO_DATA
-            return None, NO_DATA
+                return task.spec, NO_DATA, ""
+            return None, NO_DATA, ""
 
         if self.data is not None and str(getattr(task, "data", None)) == self.data:
             where = f"--data {self.data}"

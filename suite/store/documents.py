@@ -5,6 +5,7 @@ Whatever a stranger has written there, the answer is a checked value or a ValueE
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import zlib
@@ -160,6 +161,14 @@ def read_tokenizer(path: Path) -> Any:
     except BaseException as error:
         reason = " ".join(str(error).split())[:100]
         raise ValueError(f"{path}: no tokenizer.json that can be read ({reason}); name another file") from None
+
+
+def tokenizer_digest(path: Path) -> str:
+    """The SHA-256 of a tokenizer file, in hexadecimal. ValueError, which begins with its path, where there is none."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 @lru_cache(maxsize=4)

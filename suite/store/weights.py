@@ -26,18 +26,40 @@ ENDINGS = (".weights", ".checkpoint")
 """Files that hold weights: those of a run that ended (`run --keep-weights`), and of one that was interrupted."""
 
 
-def save_weights(path: Path, resolved: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Writes the weights of a model and the settings of its run (`Run.resolved`), whole or not at all."""
+def save_weights(path: Path, resolved: Mapping[str, Any], weights: Mapping[str, Tensor], tokenizer: str = "") -> None:
+    """Writes the weights of a model and the settings of its run (`Run.resolved`), whole or not at all.
+
+    tokenizer: SHA-256 of the tokenizer file of the run; "" without one.
+    """
     import torch
 
     with replacing(path) as temporary:
-        torch.save({"config": json.dumps(resolved), "model": dict(weights)}, temporary)
+        torch.save({"config": json.dumps(resolved), "model": dict(weights), **kept_tokenizer(tokenizer)}, temporary)
+
+
+def kept_tokenizer(digest: str) -> dict[str, str]:
+    """What a file of weights keeps of a tokenizer file. It is no setting, because paths are no part of an identity."""
+    return {"tokenizer": digest} if digest else {}
 
 
 def model_settings(path: Path) -> tuple[str, dict[str, Any]]:
     """Name and options of the model in a file of weights."""
     options = dict(read_weights(path)[0]["model"])
     return options.pop("name"), options
+
+
+def without_version(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a task or a model in a file of weights, as a grid would say them."""
+    return {key: value for key, value in section.items() if key != "version"}
+
+
+def tokenizer_of(path: Path) -> str:
+    """SHA-256 of the tokenizer file with which weights were trained; "" where none is kept. ValueError for another
+    file."""
+    import torch
+
+    with _named(path):
+        return str(read(path, torch.device("meta"), verify=False).get("tokenizer", ""))
 
 
 def read_weights(path: Path, device: torch.device | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:

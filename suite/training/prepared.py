@@ -89,6 +89,9 @@ def prepared(
         if device.type == "cuda":
             cleanup.enter_context(torch.cuda.device(device))
         reset_peak_memory(device)
+        if run.task.fingerprint() != run.fingerprint:
+            # rows of other data, or of another tokenizer, must not get the identity of those of the plan
+            raise RunEnded("failed", "its data changed since the run was planned; give the command again")
         splits = load_splits(run.task, run.seed)
         stages = [(stage, *stage_of(run.task, train, stage)) for stage in train.length_warmup]
         outcome.data_digest = staged_digest(splits, [task for _, task, _ in stages], run.seed)

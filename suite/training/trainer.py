@@ -27,6 +27,7 @@ from subquad.suite.contracts import IGNORE, Batch, Segment
 from subquad.suite.environment import device_name
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, Progress, RunEnded, Worker
+from subquad.suite.store.weights import kept_tokenizer
 from subquad.suite.training import checkpoints, measure, parallel
 from subquad.suite.training.capture import BatchGraphs, unchanged
 from subquad.suite.training.course import BudgetCourse, Course, FlopsCourse, SecondsCourse
@@ -408,6 +409,7 @@ class Trainer(Worker):
         state = {
             "run_id": self.run.run_id,
             "config": json.dumps(self.run.resolved),
+            **kept_tokenizer(self.run.tokenizer),
             "data_digest": self.ready.splits.digest,
             "step": self.step,
             "seconds": self._seconds(),

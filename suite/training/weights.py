@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from subquad.suite.contracts import Task
 from subquad.suite.model import Model
 from subquad.suite.settings.resolver import Resolver
-from subquad.suite.store.weights import read_weights
+from subquad.suite.store.documents import tokenizer_digest
+from subquad.suite.store.weights import read_weights, tokenizer_of, without_version
 
 
 @torch.no_grad()
@@ -49,7 +48,8 @@ def load_model(path: Path, resolver: Resolver, device: torch.device) -> tuple[Ta
     ValueError where it is none, or where the model, the task or a plugin that defines one of them has changed since.
     """
     config, weights = read_weights(path, device)
-    task, model_config = resolver.trained(_without_versions(config), str(path))
+    sections = {kind: without_version(config[kind]) for kind in ("task", "model")}
+    task, model_config = resolver.trained(sections, str(path))
     plugins = config.get("plugins", {})
     for kind, part, registry in (("task", task, resolver.tasks), ("model", model_config, resolver.models)):
         then, now = plugins.get(kind, ""), registry.entries[config[kind]["name"]].plugin
@@ -73,5 +73,26 @@ def load_model(path: Path, resolver: Resolver, device: torch.device) -> tuple[Ta
     return task, model
 
 
-def _without_versions(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {kind: {key: value for key, value in config[kind].items() if key != "version"} for kind in ("task", "model")}
+def with_tokenizer(task: Task, path: Path, copy: Path | None = None) -> tuple[Task, str]:
+    """The task of a file with weights, once its tokenizer file is known to be the one that they were trained with.
+
+    copy: where that tokenizer is now, if not where it was. Returns the task, and a note where nobody knows whether the
+    file is the same; "" otherwise. ValueError for another file, or none.
+    """
+    own: Path | None = getattr(task, "tokenizer", None)
+    if own is None:
+        return task, ""
+    file = copy or own
+    known = tokenizer_of(path)
+    if known:
+        try:
+            same = tokenizer_digest(file) == known
+        except ValueError as error:
+            raise ValueError(f"{path}: its tokenizer {error}; name a copy of it with --tokenizer") from None
+        if not same:
+            raise ValueError(
+                f"{path}: {file} is not the tokenizer that it was trained with, of SHA-256 {known[:12]}...; "
+                "restore that file, or name a copy of it with --tokenizer"
+            )
+    note = "" if known else f"{path} keeps no digest of its tokenizer; {file} may be another than it was trained with"
+    return task.model_copy(update={"tokenizer": file}), note

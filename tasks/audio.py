@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.tasks.base import SPLITS, Array, token_spec
 from subquad.tasks.data import DataError, NoDataError, cache, needed
 from subquad.tasks.data.stored import PlannedTask
@@ -136,10 +137,15 @@ class Recordings(NextSample):
     belongs to it. Files are taken in the order of their names, 2 before 10. Where there are 17 or more, the first 88 %
     of them are for training and 6 % each for validation and testing. Where there are fewer, each recording is cut in
     these proportions.
+
+    Bits a sample at two lengths compare only with `scaling: unit` and `rest: pad`. With the defaults, which are the
+    source's, a longer row drops more of each recording, and the range that it is stretched by is that of more samples,
+    so that its levels lie closer together and are easier to predict without any longer context.
     """
 
     name: ClassVar[str] = "recordings"
     version: ClassVar[int] = 1
+    left_out_when_off: ClassVar[tuple[str, ...]] = ("rest",)
 
     length: int = Field(default=2**13, ge=2, le=2**20)
     """Number of samples of a row. Mamba's Table 14: 8192, 16384, 30720, 61440, 120832, 239616, 479232, 958464."""
@@ -147,6 +153,10 @@ class Recordings(NextSample):
     """`segment`: each row is stretched to [-1, 1] before the mu-law, as in the source. `unit`: full scale is 1."""
     resample: bool = False
     """Whether recordings with another sampling rate are resampled to 16 kHz, which needs scipy."""
+    rest: Literal["drop", "pad"] = "drop"
+    """Treatment of the samples of a validation or test stretch that fill no row. `drop`: they are left out, as in the
+    source, so that each length has test samples of its own. `pad`: they are one more row, in which silence without
+    targets follows them, so that every sample is a target exactly once at any length."""
 
     @property
     def spec(self) -> TaskSpec:
@@ -189,29 +199,39 @@ class Recordings(NextSample):
 
     def plan(self) -> None:
         for split in SPLITS:
-            self._starts(split)
+            self._rows(split)
 
-    def _starts(self, split: str) -> list[int]:
-        """The index at which each row of a split begins. The rest of a recording that fills no row is dropped."""
+    def _rows(self, split: str) -> list[tuple[int, int]]:
+        """The index at which each row of a split begins, and its number of samples."""
         bounds = self._bounds(split, self.arrays()["ends"])
-        starts = [start for low, high in bounds for start in range(low, high - self.length + 1, self.length)]
-        if not starts:
+        rows = [
+            (start, min(self.length, high - start)) for low, high in bounds for start in range(low, high, self.length)
+        ]
+        if split == "train" or self.rest == "drop":
+            rows = [(start, count) for start, count in rows if count == self.length]
+        if not rows:
             longest = max((high - low for low, high in bounds), default=0)
             raise DataError(
                 f"{self.name}: no {split} stretch of {self.folder} has {self.length} samples (the longest has "
                 f"{longest}); lower length or add recordings."
             )
-        return starts
+        return rows
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
-        samples, starts = self.arrays()["samples"], self._starts(split)
-        targets = np.empty((len(starts), self.length), dtype=np.uint8)
-        for row, start in enumerate(starts):
-            piece = samples[start : start + self.length]
-            targets[row] = mu_law(stretched(piece) if self.scaling == "segment" else piece.astype(np.float32) / 2**15)
-        yield self.shifted(targets)
+        samples, rows = self.arrays()["samples"], self._rows(split)
+        levels = np.full((len(rows), self.length), ZERO, dtype=np.uint8)
+        for row, (start, count) in enumerate(rows):
+            piece = samples[start : start + count]
+            wave = stretched(piece) if self.scaling == "segment" else piece.astype(np.float32) / 2**15
+            levels[row, :count] = mu_law(wave)
+        segment = self.shifted(levels)
+        if self.rest == "pad" and split != "train":
+            counts = torch.tensor([count for _, count in rows])
+            silent = torch.arange(self.length) >= counts[:, None]
+            segment = replace(segment, targets=segment.targets.to(torch.int16).masked_fill(silent, IGNORE))
+        yield segment
 
 
 MIN_FILES = 17

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from subquad.suite.contracts import IGNORE
 from subquad.suite.training.trainer import Trainer
 from subquad.tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
 from subquad.tasks.data import obtain
@@ -94,6 +95,32 @@ def test_rows_are_stretched_one_by_one_as_in_the_source(folder):
     assert (targets[1] == mu_law(stretched(noise(17)[500:]))).all()
     # a constant row has no range
     assert np.isfinite(stretched(np.full(5, 7, dtype=np.int16))).all()
+
+
+@pytest.mark.parametrize("length", [20, 23, 59, 700])
+@pytest.mark.parametrize(
+    ("recordings", "valid", "test"),
+    [
+        (2, [(0, 880, 940), (1, 880, 940)], [(0, 940, 1000), (1, 940, 1000)]),
+        (20, [(17, 0, 1000)], [(18, 0, 1000), (19, 0, 1000)]),
+    ],
+)
+def test_padded_rows_test_every_sample_once_at_any_length(tmp_path, recordings, valid, test, length):
+    """Where the rest of a stretch is dropped, results at two lengths are those of unlike samples."""
+    for i in range(recordings):
+        write(tmp_path / f"{i}.wav", noise(i))
+    task = Recordings(data=tmp_path, length=length, scaling="unit", rest="pad")
+    for split, stretches in (("valid", valid), ("test", test)):
+        inputs, targets = load(task, split).inputs.long(), load(task, split).targets.long()
+        counted = targets != IGNORE
+        expected = np.concatenate([mu_law(unit(noise(i)[low:high])) for i, low, high in stretches])
+        assert targets[counted].tolist() == expected.tolist()
+        assert (inputs[:, 0] == ZERO).all()
+        assert torch.equal(inputs[:, 1:][counted[:, :-1]], targets[:, :-1][counted[:, :-1]])
+    # training rows are whole
+    train = load(task, "train").targets
+    assert train.dtype == torch.uint8
+    assert len(train) == (2 * (880 // length) if recordings == 2 else 17 * (1000 // length))
 
 
 def test_score_gives_bits_a_sample(folder):

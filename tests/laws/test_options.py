@@ -20,6 +20,7 @@ MORE = [
     ("mamba", {"fixed": ["B"], "d_state": 3}),
     ("mamba", {"fixed": ["C"], "d_state": 3}),
     ("mamba", {"A_init": "complex", "fixed": ["dt"], "gate": False, "d_state": 2}),
+    ("sashimi", {"down_blocks": True, "outer": "mamba", "pool": [2, 2, 2], "d_model": 8}),
 ]
 """Options beside those of which `versions.json` records the results."""
 RECORDED = [

@@ -51,8 +51,8 @@ class HG38(DNATask):
 
     - `hyenadna`: every interval is one row. A row that is shorter than the interval is its beginning; a row that is
       longer extends the interval to both sides.
-    - `mamba`: the whole interval, in pieces that do not overlap. Where a row is longer than the interval, there are two
-      rows, of which one begins with the interval and one ends with it.
+    - `mamba`: the whole interval, in pieces that do not overlap; what fills no piece is left out. Where a row is longer
+      than the interval, there are two rows, of which one begins with the interval and one ends with it.
 
     Beyond the end of a chromosome there is N. An epoch has every row once, in an order that depends on seed and epoch.
     HyenaDNA selects on test (`split_policy: paper`). Warm-up of the sequence length is an option of the run
@@ -195,11 +195,14 @@ class HG38(DNATask):
         return {split: len(self.rows(split)[0]) for split in SPLITS}
 
     def shared_rows(self) -> dict[str, int]:
-        """Number of bases that two splits share, for every pair of splits."""
-        arrays, _ = self.opened()
-        columns = [arrays[f"intervals.{name}"] for name in ("record", "start", "end")]
-        parts = {split: arrays["intervals.split"] == i for i, split in enumerate(SPLITS)}
-        return shared_bases({split: (columns[0][p], columns[1][p], columns[2][p]) for split, p in parts.items()})
+        """Number of bases that the rows of two splits share, for every pair of splits."""
+        sizes = self.opened()[0]["records.length"]
+        parts = {}
+        for split in SPLITS:
+            records, starts = self.rows(split)
+            # rows that are longer than their intervals leave them, and the record too
+            parts[split] = (records, np.maximum(starts, 0), np.minimum(starts + self.length, sizes[records]))
+        return shared_bases(parts)
 
     def score(self, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """The metrics of every task, and bits per base. Perplexity per base is the exponential of the loss."""

@@ -208,8 +208,10 @@ def test_an_index_is_read_once(folder, monkeypatch):
 def test_shared_bases_of_splits_are_counted(folder):
     with (folder / "some.bed").open("a") as file:
         file.write("chr1\t150\t170\tvalid\nchr1\t160\t180\tvalid\n")
-    task = HG38(data=folder)
-    assert leakage(task) == {"bases of train & valid": 14, "bases of train & test": 0, "bases of valid & test": 0}
+    # rows of 32 bases leave the added intervals, and are those of bases 138 to 191
+    for length, shared in ((2, 14), (32, 26)):
+        found = leakage(HG38(data=folder, length=length))
+        assert found == {"bases of train & valid": shared, "bases of train & test": 0, "bases of valid & test": 0}
     assert covered(np.array([0, 0, 1]), np.array([0, 2, 0]), np.array([10, 4, 3])) == 13
 
 

@@ -197,7 +197,6 @@ def capabilities() -> Iterator[Capability]:
     yield _package("triton", "GPU kernels, torch.compile", "triton")
     yield _package("soundfile", "speech-commands, youtubemix, recordings: decoding", "audio")
     yield _package("scipy", "recordings: resampling", "audio")
-    yield _package("torchaudio", "speech-commands: MFCC", "mfcc")
     yield _package("tokenizers", "wikitext, text-file: byte pairs", "data")
     yield _package("datasets", "sets of the hub, tables, image-folder", "datasets")
     yield _package("scikit-learn", "speech-commands: the split of the source", "audio", "sklearn")

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +19,7 @@ from torch import Tensor, nn
 from subquad.suite.store.weights import read
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError, cache
+from subquad.tasks.speech_commands import mel_filters
 
 VERSION = 1
 """Raised whenever the network or its training changes."""
@@ -31,16 +30,6 @@ POOLS = ((2, 2), (2, 2), (2, 1))
 BATCH = 64
 SHIFT = 1600
 """Training shifts clips by up to this number of samples."""
-
-
-def mel_filters(bands: int, num_bins: int, rate: float) -> Array:
-    """Triangular filters [bands, num_bins], evenly spaced in mel = 2595 log10(1 + f / 700) from 0 to half the rate."""
-    top = 2595 * math.log10(1 + rate / 2 / 700)
-    edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
-    frequencies = np.linspace(0, rate / 2, num_bins)
-    rising = (frequencies - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
-    falling = (edges[2:, None] - frequencies) / (edges[2:] - edges[1:-1])[:, None]
-    return np.maximum(0, np.minimum(rising, falling))
 
 
 class Judge(nn.Module):

@@ -18,7 +18,7 @@ from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.audio import told_size
 from subquad.tasks.base import Array
-from subquad.tasks.data import DataError, NoDataError, cache, find, needed
+from subquad.tasks.data import DataError, cache, find, needed
 from subquad.tasks.data.stored import PlannedTask
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
@@ -185,28 +185,37 @@ def read_clip(path: Path) -> Array:
     return samples[:, 0]
 
 
-def why_no_mfcc() -> str | None:
-    """The reason why features=mfcc is not available on this machine, or None."""
-    try:
-        import torchaudio.transforms  # noqa: F401
-    # a torchaudio that was built for another torch fails while its library is loaded
-    except (ImportError, OSError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        return f"torchaudio cannot be imported: {reason}"
-    return None
+def mel_filters(bands: int, num_bins: int, rate: float) -> Array:
+    """Triangular filters [bands, num_bins], evenly spaced in mel = 2595 log10(1 + f / 700) from 0 to half the rate."""
+    top = 2595 * math.log10(1 + rate / 2 / 700)
+    edges = 700 * (10 ** (np.linspace(0, top, bands + 2) / 2595) - 1)
+    frequencies = np.linspace(0, rate / 2, num_bins)
+    rising = (frequencies - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
+    falling = (edges[2:, None] - frequencies) / (edges[2:] - edges[1:-1])[:, None]
+    return np.maximum(0, np.minimum(rising, falling))
 
 
 def mfcc(signal: Array) -> Array:
-    """The log-mel cepstrum of the papers' loaders: int16 [R, T] to float32 [R, T // 100 + 1, 20]."""
-    import torchaudio.transforms
+    """The log-mel cepstrum of the papers' loaders: int16 [R, T] to float32 [R, T // 100 + 1, 20].
 
-    transform = torchaudio.transforms.MFCC(
-        sample_rate=RATE, n_mfcc=NUM_MFCC, log_mels=True, melkwargs={"n_fft": 2 * HOP, "n_mels": NUM_MELS}
-    )
-    parts = [
-        transform(torch.from_numpy(signal[start : start + 256]).float() / 2**15).transpose(1, 2)
-        for start in range(0, len(signal), 256)
-    ]
+        c_k = sum_m w_k cos(pi k (m + 1/2) / 64) log(e_m + 1e-6),   w_0 = 64^(-1/2), else 32^(-1/2)
+
+    e_m is the energy in the mel band m of a periodic Hann window of 200 samples around every 100th one; the signal is
+    reflected at its ends. Bands narrower than the 80 Hz between two frequencies hold none of them and are empty.
+
+    Source: `torchaudio.transforms.MFCC` with `log_mels=True`, n_mfcc 20, n_fft 200 and n_mels 64, as S4's and DSS's
+    loaders call it; computed in float64.
+    """
+    window = torch.hann_window(2 * HOP, dtype=torch.float64)
+    bands = torch.from_numpy(mel_filters(NUM_MELS, HOP + 1, RATE))
+    angle = torch.arange(NUM_MFCC)[:, None] * (torch.arange(NUM_MELS, dtype=torch.float64) + 0.5)
+    cosines = torch.cos(math.pi / NUM_MELS * angle) * math.sqrt(2 / NUM_MELS)
+    cosines[0] /= math.sqrt(2)
+    parts = []
+    for start in range(0, len(signal), 256):
+        wave = torch.from_numpy(signal[start : start + 256]).double() / 2**15
+        spectrum = torch.stft(wave, 2 * HOP, HOP, window=window, return_complex=True).abs().square()
+        parts.append((cosines @ torch.log(bands @ spectrum + 1e-6)).mT.float())
     return torch.cat(parts).contiguous().numpy()
 
 
@@ -279,8 +288,7 @@ class SpeechCommands(SpokenWords):
     classes: Literal[10, 35] = 10
     """Number of words."""
     features: Literal["raw", "mfcc"] = "raw"
-    """`raw`: the waveform. `mfcc`: 20 coefficients every 100 samples, 161 steps for a second, which needs
-    torchaudio."""
+    """`raw`: the waveform. `mfcc`: 20 coefficients every 100 samples, 161 steps for a second."""
     paper_split: Literal["own", "source"] = "own"
     """The random split of ten words under `split_policy: paper`. `own`: of every word 70, 15 and 15 %, from a random
     stream of ours. `source`: of the clips that last `length` samples, the calls of S4's code, scikit-learn's
@@ -340,12 +348,6 @@ class SpeechCommands(SpokenWords):
     def read(self, folder: Path) -> dict[str, Array]:
         """Rows (int16 [R, length] or the cepstrum in float32), frames [R] and targets [R], in the order of the
         words."""
-        # here and not in `spec`, so that a grid can be planned without torchaudio, as it can without recordings
-        if self.features == "mfcc" and (reason := why_no_mfcc()):
-            raise NoDataError(
-                f"{self.name}: features=mfcc is n/a ({reason}); install the torchaudio built for this torch, or set "
-                f"features: raw."
-            )
         clips = self.recordings.clips
         signal = np.zeros((len(clips), self.length), dtype=np.int16)
         frames = np.empty(len(clips), dtype=np.int32)

@@ -122,9 +122,10 @@ class Species(DNATask):
         if self.data is None:
             for name in self.sources:
                 if cached_folder(name) is None:
+                    which = f"species=[{','.join(self.species)}]" if self.species else f"group={self.group}"
                     raise NoDataError(
-                        f"{self.name}: {name} is not in the cache; call `{CALL} data prepare "
-                        f"{self.name}`, or give --data DIR (a folder of FASTA files a species)."
+                        f"{self.name}: {name} is not in the cache; call `{CALL} data prepare {self.name} --set "
+                        f"'{which}'`, or give --data DIR (a folder of FASTA files a species)."
                     )
             return cache.place("unpacked")
         return self.find(

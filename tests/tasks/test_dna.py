@@ -423,8 +423,14 @@ def test_a_species_without_a_file_is_an_error(zoo):
     (zoo / "pig" / "all.fa").unlink()
     with pytest.raises(DataError, match=r"no FASTA file of pig in .*pig or as pig\.\*\.fa.*leave pig out"):
         Species(data=zoo).fingerprint()
-    with pytest.raises(DataError, match=r"species-human is not in the cache; call .*data prepare species"):
-        Species().fingerprint()
+    for options, named in (
+        ({}, "group=five-species"),
+        ({"group": "great-apes"}, "group=great-apes"),
+        ({"species": ("human", "gorilla")}, r"species=\[human,gorilla\]"),
+    ):
+        # without its options, the command prepares five other genomes
+        with pytest.raises(DataError, match=rf"species-human is not in the cache; call .*species --set '{named}'`"):
+            Species(**options).fingerprint()
     with pytest.raises(DataError, match=r"no source is known for 'dog'"):
         Species(species=("human", "dog")).fingerprint()
     with pytest.raises(ValueError, match="two or more different"):

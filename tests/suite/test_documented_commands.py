@@ -8,7 +8,9 @@ import yaml
 
 from subquad.run_suite import HOME
 from subquad.suite.commands import command_tree
+from subquad.suite.options import options_in, parse
 from subquad.suite.settings.config import find_experiments
+from subquad.tasks import TASKS
 from tests.reports.test_readme import documents
 
 GROUP = command_tree()
@@ -51,7 +53,10 @@ def test_every_command_of_a_document_can_be_parsed(path, monkeypatch):
 
 
 def check_names(words, options):
-    """The experiments of a command exist, and so does their scale."""
+    """The experiments of a command exist, and so does their scale; a task of `data` exists and has its options."""
+    if words[0] == "data" and (task := options.get("task")):
+        texts = [text.removeprefix("task.") for text in options.get("overrides") or ()]
+        parse(TASKS.load(task), options_in(texts, "--set", ""), task)
     names = options.get("experiments") or [options.get("experiment")]
     for name in filter(None, names):
         if name in EXPERIMENTS and options.get("scale"):

@@ -423,10 +423,22 @@ class WikiText(LanguageTask):
         return () if self.data is not None else (self.corpus,)
 
     @property
+    def prepared_by(self) -> str:
+        return f"{self.name} --set corpus={self.corpus}"
+
+    @property
     def folder(self) -> Path:
         names = (self.corpus, self.corpus.replace("-", ""), f"{self.corpus}-v1")
         layout = "wiki.{train,valid,test}.tokens, {train,valid,test}.txt or the hub's parquet files"
-        return find(self.name, self.data, self.corpus, names, lambda path: bool(_split_file(path, "test")), layout)
+        return find(
+            self.name,
+            self.data,
+            self.corpus,
+            names,
+            lambda path: bool(_split_file(path, "test")),
+            layout,
+            self.prepared_by,
+        )
 
     def files(self, folder: Path) -> list[Path]:
         found = []

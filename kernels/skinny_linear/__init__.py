@@ -64,8 +64,9 @@ def skinny_linear(
                 with contiguous rows. auto takes it on a CUDA device where no gradient is recorded and it is faster
                 than cuBLAS, and plain PyTorch elsewhere.
 
-    f(x) is rounded to the dtype of the weight, sums are float32 or wider. y has the dtype of the weight, and that of
-    the residual where this one is wider. Raises ValueError for shapes or options that do not fit.
+    f(x) is rounded to the dtype of the weight, but not where Triton takes one row. Sums are float32 or wider. y has the
+    dtype of the weight, and that of the residual where this one is wider. Raises ValueError for shapes or options that
+    do not fit.
     """
     _check(x, weight, bias, norm, gate, activation, residual)
     tensors = (weight, bias, gate, residual, *(() if norm is None else (norm.weight, norm.bias)))

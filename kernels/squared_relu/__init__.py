@@ -24,9 +24,9 @@ def squared_relu(
 ) -> Tensor:
     """The unit of this module: x [..., F] to y [..., F], in the dtype of x; with a weight [D, F] y weight^T [..., D].
 
-    backend: the Triton path computes y in float32, rounds once, and keeps nothing but its inputs for the backward pass:
-    the gradient of the weight reads y, which is computed again with the gradient of x. It copies x unless it is
-    contiguous. `auto` takes it on a GPU, but not inside `torch.compile`, which fuses the plain form.
+    backend: the Triton path computes y in float32, rounds once, and keeps y and the weight for the backward pass: both
+    gradients read y, that of x as 2 sqrt(y) dy. It copies x unless it is contiguous. `auto` takes it on a GPU, but not
+    inside `torch.compile`, which fuses the plain form.
 
     Autocast does not change the dtype of the product. Raises ValueError for an x without elements, and for a weight of
     another dtype or that does not fit.

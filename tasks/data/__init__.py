@@ -184,16 +184,24 @@ def verify_source(name: str) -> list[str]:
 
 
 def find(
-    task: str, data: Path | None, source_name: str, names: Sequence[str], holds: Callable[[Path], bool], layout: str
+    task: str,
+    data: Path | None,
+    source_name: str,
+    names: Sequence[str],
+    holds: Callable[[Path], bool],
+    layout: str,
+    prepared_by: str = "",
 ) -> Path:
     """The folder with the official layout: `data` or a folder below it with a usual name, or else the one in the cache.
 
     holds: tells whether a folder has the layout.
     layout: describes the layout in words, for messages.
+    prepared_by: the arguments of `data prepare` that fetch this source; by default the task alone.
     """
     base = data if data is not None else folder(source_name)
     if base is None:
-        raise NoDataError(f"{task}: no data; call `{CALL} data prepare {task}`, or give --data DIR ({layout}).")
+        call = f"{CALL} data prepare {prepared_by or task}"
+        raise NoDataError(f"{task}: no data; call `{call}`, or give --data DIR ({layout}).")
     for name in ("", *names):
         if (base / name).is_dir() and holds(base / name):
             return base / name

@@ -36,13 +36,18 @@ class StoredTask(TaskBase, PreparedTask):
         return False
 
     @property
+    def prepared_by(self) -> str:
+        """The arguments of `data prepare` that fetch what these options read, for messages."""
+        return self.name
+
+    @property
     def folder(self) -> Path:
         """The folder with the files. A DataError says what is missing."""
         raise NotImplementedError
 
     def find(self, below: Sequence[str], holds: Callable[[Path], bool], layout: str) -> Path:
         """The folder with the official layout, from `data` or the cache (`tasks.data.find`)."""
-        return find(self.name, self.data, self.source, below, holds, layout)
+        return find(self.name, self.data, self.source, below, holds, layout, self.prepared_by)
 
     def files(self, folder: Path) -> list[Path]:
         """The files of this folder that are read."""

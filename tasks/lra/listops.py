@@ -97,6 +97,10 @@ class LRAListOps(StoredTask):
         return next((folder / name for name in names if (folder / name).is_file()), None)
 
     @property
+    def prepared_by(self) -> str:
+        return f"{self.name} --set rows={self.rows}"
+
+    @property
     def folder(self) -> Path:
         names = ("listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000", "listops")
         layout = "basic_{train,val,test}.tsv"

@@ -414,8 +414,8 @@ def test_a_folder_of_few_documents_is_refused(tmp_path, count, sizes):
 
 
 def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
-    with pytest.raises(DataError, match="data prepare wikitext"):
-        WikiText().fingerprint()
+    with pytest.raises(DataError, match="data prepare wikitext --set corpus=wikitext-103`"):
+        WikiText(corpus="wikitext-103").fingerprint()
     with pytest.raises(DataError, match="give --data FILE"):
         TextFile().fingerprint()
     with pytest.raises(ValueError, match=r"vocab_size=300 with vocabulary=bytes"):

@@ -258,7 +258,7 @@ def test_bad_files_are_errors_that_name_them(tmp_path, text, message):
 
 
 def test_missing_files_are_errors(tmp_path):
-    with pytest.raises(DataError, match=r"data prepare lra-listops"):
+    with pytest.raises(DataError, match=r"data prepare lra-listops --set rows=files`"):
         LRAListOps(rows="files").fingerprint()
     with pytest.raises(DataError, match=r"does not hold basic_\{train,val,test\}.tsv"):
         LRAListOps(rows="files", data=tmp_path).fingerprint()

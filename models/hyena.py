@@ -317,6 +317,9 @@ class HyenaConfig(BackboneConfig):
     HyenaDNA (Nguyen et al. 2023) is this model with these defaults, `embed_dropout: 0.1` and `tie_embeddings: false`:
     2 layers of width 128 in the released LongSafari/hyenadna-tiny-1k-seqlen-hf (config.json at
     6d3bcdb38248068b1a4822f88176ad019115948b), 8 of width 256 in hyenadna-large-1m-seqlen-hf.
+    Its filters decay to zero, as in the authors' training code (HazyResearch/hyena-dna at
+    d553021b483b82980aa4b868b37ec2d4332e198a, src/models/sequence/hyena.py). Their standalone_hyenadna.py, which reads
+    the released weights, adds 0.05 to the decay; no option does so here.
     """
 
     left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "inner_factor", "proj_groups")

@@ -56,6 +56,17 @@ def _differing(runs: Sequence[Run]) -> dict[str, str]:
         return {}
     flat = [dict(iter_keys(run.resolved)) for run in runs]
     keys = [key for key in dict.fromkeys(key for values in flat for key in values) if _differ(flat, key)]
+    # settings that tell more runs apart come first, since a label has room for few
+    parts, telling = [0] * len(runs), []
+    for key in keys:
+        finer: dict[tuple[int, str], int] = {}
+        after = [
+            finer.setdefault((part, repr(values.get(key))), len(finer))
+            for part, values in zip(parts, flat, strict=True)
+        ]
+        if max(after) > max(parts):
+            parts, telling = after, [*telling, key]
+    keys = sorted(keys, key=lambda key: key not in telling)
     found = {}
     for run, values in zip(runs, flat, strict=True):
         chosen = [key for key in keys if key in values][:MOST_SETTINGS]

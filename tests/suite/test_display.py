@@ -31,6 +31,17 @@ def test_runs_of_one_title_are_told_apart_by_the_settings_in_which_they_differ()
     assert Labels(found)(first) == f"toy on parity, seed 0 [{first.run_id[:6]}]"
 
 
+def test_settings_that_change_together_leave_room_for_those_that_tell_runs_apart():
+    """A grid of blocks has several options for each kind of block, all of which differ where the kind does."""
+    together = [
+        {f"train.{key}": value for key in ("epochs", "batch_size", "eval_batch_size", "eval_every", "warmup_steps")}
+        for value in (2, 4)
+    ]
+    found = runs(sweep={"sizes": together, "train.clip": [1.0, 2.0]})[::2]
+    label = Labels(found)
+    assert len({label(run).partition(" [")[0] for run in found}) == len(found) == 4
+
+
 def test_the_line_of_a_finished_run_has_its_setting():
     found = runs("train.lr=1e-3,3e-3", sweep={})
     written = io.StringIO()

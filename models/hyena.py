@@ -75,7 +75,9 @@ class ImplicitFilter(nn.Module):
         self.time_step = 1 / max(length - 1, 1)
         bands = (emb_dim - 1) // 2
         time = torch.arange(length)[:, None]
-        angle = 2 * math.pi * time / length * torch.linspace(1e-4, max(bands - 1, 1e-4), bands)
+        # torch's default device is not that of linspace where transformers' from_pretrained came first in the process
+        device = time.device
+        angle = 2 * math.pi * time / length * torch.linspace(1e-4, max(bands - 1, 1e-4), bands, device=device)
         features = torch.cat([time * self.time_step, angle.cos(), -angle.sin()], dim=-1)
         features = features.to(torch.get_default_dtype())
         if learn_positions:
@@ -83,7 +85,7 @@ class ImplicitFilter(nn.Module):
         else:
             self.register_buffer("positions", features, persistent=False)
         slow, fast = (math.log(1 / DECAY_TARGET) / portion for portion in (SLOW_DECAY, FAST_DECAY))
-        self.register_buffer("decay", torch.linspace(slow, fast, width), persistent=False)
+        self.register_buffer("decay", torch.linspace(slow, fast, width, device=device), persistent=False)
         sine = Sine(filter_order, w)
         self.layers = nn.Sequential(
             nn.Linear(emb_dim, filter_order),

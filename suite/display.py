@@ -57,7 +57,7 @@ def _differing(runs: Sequence[Run]) -> dict[str, str]:
     flat = [dict(iter_keys(run.resolved)) for run in runs]
     keys = [key for key in dict.fromkeys(key for values in flat for key in values) if _differ(flat, key)]
     # settings that tell more runs apart come first, since a label has room for few
-    parts, telling = [0] * len(runs), []
+    parts, telling = [0] * len(runs), list[str]()
     for key in keys:
         finer: dict[tuple[int, str], int] = {}
         after = [

@@ -4,6 +4,7 @@ import re
 
 import pyarrow.dataset as ds
 
+from subquad.suite.metrics import METRICS
 from subquad.suite.settings.grid import points, seeds_of
 from subquad.suite.store import storage
 from tests.reports.committed import CONFIGS, HOME
@@ -101,3 +102,8 @@ def test_the_readme_of_an_operator_names_its_files():
     shared = (HOME / "kernels" / "README.md").read_text()
     missing += [file.name for file in (HOME / "kernels").glob("*.py") if f"`{file.name}`" not in shared]
     assert missing == []
+
+
+def test_the_readme_of_the_results_names_every_metric():
+    text = (HOME / "results" / "README.md").read_text()
+    assert [metric for metric in METRICS if f"`{metric}`" not in text] == []

@@ -116,6 +116,7 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """
     unknown = {key for row in rows for key in row} - set(SCHEMA.names)
     assert not unknown, f"columns not in the schema: {sorted(unknown)}"
+    rows = [{name: _encodable(cell) for name, cell in row.items()} for row in rows]
     # Arrow refuses integers above 2^53, which counts of operations exceed, where a float64 would round
     values = [row.get("value") for row in rows]
     numbers = [value if value is None else float(value) for value in values]
@@ -127,6 +128,11 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     pq.write_table(table, content, compression="zstd", write_page_checksum=True)
     with replacing(path) as temporary:
         temporary.write_bytes(_sealed(content.getvalue()))
+
+
+def _encodable(cell: Any) -> Any:
+    """A cell whose text can be stored. An error may name a file whose bytes are no UTF-8."""
+    return cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
 
 
 DIGEST = b"subquad.digest"

@@ -38,6 +38,14 @@ def test_rows_come_back_as_written(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == [f"{ID}.parquet"]
 
 
+def test_an_error_that_names_a_file_whose_bytes_are_no_text_is_stored(tmp_path):
+    path = place(tmp_path)
+    storage.write(
+        path, [{**ROW, "status": "failed", "error": "no file " + b"caf\xe9.txt".decode(errors="surrogateescape")}]
+    )
+    assert storage.read([path])["error"][0] == "no file caf\\udce9.txt" == endings.ending(path).error
+
+
 def test_a_count_of_operations_beyond_the_integers_of_a_float64_is_rounded(tmp_path):
     path = place(tmp_path)
     storage.write(path, [ROW, {**LOSS, "metric": "train_flops", "unit": "flop", "value": 2**53 + 1}])

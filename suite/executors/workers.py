@@ -224,6 +224,8 @@ class _Worker:
         self.run: Run | None = None
         self.kind = ""
         """`kind_of` its run."""
+        self.plugins: frozenset[str] = frozenset()
+        """Identities of the plugins that the process has imported."""
         self.lost = False
         """Whether the process ends, because it can carry out no other run."""
         self.load: Load | None = None
@@ -243,6 +245,7 @@ class _Worker:
         self.run = run
         # the import of a plugin may hang
         self.signs.give("starting", 0)
+        self.plugins |= set(run.plugins.values())
         kind = kind_of(run)
         if kind != self.kind:
             self.kind, self.load = kind, None
@@ -345,11 +348,15 @@ class _Pool:
             return False
         if (run := self.queue.next(device)) is None:
             return False
-        if not idle:
-            idle = [self.start(device)]
-            self.workers += idle
+        worker = used or next(iter(idle), None)
+        if worker is not None and not worker.plugins <= set(run.plugins.values()):
+            # a plugin may have changed anything in its process, such as the default dtype or a metric
+            self._dismiss(worker)
+            worker = None
+        if worker is None:
+            worker = self.start(device)
+            self.workers.append(worker)
         self.tries[run.run_id] += 1
-        worker = used or idle[0]
         worker.give(run)
         worker.sharing.value = max(worker.sharing.value, len(self.running(device)))
         return True
@@ -431,19 +438,30 @@ class _Pool:
         """Ends a run of which its worker has written no rows."""
         self.queue.end(store_failure(run, self.root, torch.device(worker.device), reason))
 
+    def _dismiss(self, worker: _Worker) -> None:
+        """Ends an idle worker."""
+        _let_end([worker])
+        processes.kill(worker.process)
+        self.workers.remove(worker)
+
     def end(self) -> None:
         """Lets all workers end, and waits for them."""
-        for worker in self.workers:
-            with contextlib.suppress(BrokenPipeError):
-                worker.pipe.send(None)
-        until = time.monotonic() + END_S
-        for worker in self.workers:
-            worker.process.join(timeout=max(0.0, until - time.monotonic()))
+        _let_end(self.workers)
 
     def kill(self) -> None:
         """Ends all workers at once."""
         for worker in self.workers:
             processes.kill(worker.process)
+
+
+def _let_end(workers: Sequence[_Worker]) -> None:
+    """Lets idle workers end, and waits for them a while."""
+    for worker in workers:
+        with contextlib.suppress(BrokenPipeError):
+            worker.pipe.send(None)
+    until = time.monotonic() + END_S
+    for worker in workers:
+        worker.process.join(timeout=max(0.0, until - time.monotonic()))
 
 
 def run_in_workers(

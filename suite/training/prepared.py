@@ -32,7 +32,7 @@ from subquad.suite.training.data import (
 )
 from subquad.suite.training.learned_kernels import kernel_rows
 from subquad.suite.training.measure import reset_peak_memory
-from subquad.suite.training.numerics import autocast, numerics
+from subquad.suite.training.numerics import autocast, default_dtype, numerics
 from subquad.suite.training.parallel import Group
 from subquad.suite.training.readout import logits_by_rows, mean_loss
 from subquad.suite.training.run import TrainingRun, stage_of
@@ -85,6 +85,8 @@ def prepared(
     """
     train = run.train
     with contextlib.ExitStack() as cleanup:
+        # a plugin may have set another default when it was imported
+        cleanup.enter_context(default_dtype(torch.float32))
         cleanup.enter_context(numerics(train.precision, deterministic=train.deterministic))
         if device.type == "cuda":
             cleanup.enter_context(torch.cuda.device(device))

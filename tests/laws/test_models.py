@@ -80,6 +80,25 @@ class Stale(LinearAttention):
         return super().forward(x * self.kept.sum())
 
 
+class Apart(LinearAttention):
+    """It has a weight that is neither a parameter nor a buffer."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.apart = torch.randn(config.d_model)
+
+    def forward(self, x):
+        return super().forward(x * self.apart)
+
+
+class Quick(LinearAttention):
+    """It chooses the precision of products itself."""
+
+    def forward(self, x):
+        torch.set_float32_matmul_precision("high")
+        return super().forward(x)
+
+
 class Short(LinearAttention):
     """Its parallel form forgets what is 128 positions back."""
 
@@ -151,11 +170,17 @@ class Long(LinearAttention):
         (laws.calls_stand_alone, Kept, "a second call with the same inputs.* keep nothing from call to call"),
         (laws.calls_stand_alone, Mixed, "a row alone .*; never mix rows"),
         (laws.calls_stand_alone, Squeezed, "a sequence of length 1 ends in ValueError: Squeezed.forward must return"),
+        (
+            laws.calls_stand_alone,
+            Quick,
+            "changed torch's float32 matmul precision from highest to high, so its numbers",
+        ),
         (laws.states_stand_alone, Hidden, "step 1 beside another batch: .* and not in the mixer"),
         (laws.steps_equal_parallel, Rounded, "as little as float32 loses; compute in the dtype of x"),
         (laws.training_is_causal, Normed, "change earlier outputs"),
         (laws.evaluation_follows_training, Noisy, "an evaluation with another seed"),
         (laws.evaluation_follows_training, Stale, "an evaluation after training"),
+        (laws.evaluation_follows_training, Apart, "drawn or learned in a parameter or a buffer"),
         (laws.long_sequences_agree, Short, "a prompt of 330 and steps against parallel"),
     ],
 )

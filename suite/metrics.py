@@ -54,8 +54,8 @@ def _all(
 
 
 METRICS: dict[str, Domain] = {
-    # rows that say how something ended
-    **_all("", "run generation", math.inf, -math.inf),
+    # rows that say how something ended, or where a run was trained before
+    **_all("", "run generation continued", math.inf, -math.inf),
     **_all("fraction", "accuracy macro_accuracy judge_accuracy exact", -ROUNDING, 1 + ROUNDING),
     **_all("fraction", "weights_taken kernel kernels_near kernels_far", -ROUNDING, 1 + ROUNDING),
     # the loss of a plugin may be the logarithm of a density, which has any sign

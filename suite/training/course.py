@@ -63,11 +63,11 @@ class BudgetCourse(Course):
         """The share of the budget that was spent when the clock was last read."""
         return self.share()
 
-    def restart(self) -> None:
-        """Takes up a run that has spent some of its budget."""
-        self._done = self._marks(self.known())
+    def restart(self, done: int | None) -> None:
+        """Takes up a run that has spent some of its budget. done: that of its checkpoint; older ones have none."""
+        self.done = self._marks(self.known()) if done is None else done
 
-    _done = 0
+    done = 0
     """Evaluations that are due at the share that was spent at the last of them."""
 
     def _marks(self, share: float) -> int:
@@ -78,10 +78,10 @@ class BudgetCourse(Course):
         return WHOLE * min(1.0, self.share()), WHOLE
 
     def evaluates(self, step: int) -> bool:
-        return self._marks(self.known()) > self._done
+        return self._marks(self.known()) > self.done
 
     def evaluated(self) -> None:
-        self._done = self._marks(self.known())
+        self.done = self._marks(self.known())
 
     def expected(self, step: int) -> int:
         share = self.share()
@@ -103,11 +103,12 @@ class SecondsCourse(BudgetCourse):
         return self.watch.total / self.seconds
 
     def goes_on(self, step: int) -> bool:
-        return self.known() < 1
+        # a run that was stopped at its last step, whose time was known only then, has yet to evaluate
+        return self.known() < 1 or self.done < self.evaluations
 
     def wants_clock(self, step: int) -> bool:
         # a device works on after the host has launched its steps, so how long one takes is known once it was awaited
-        return not self.watch.steps_per_s or self._marks(self.share()) > self._done
+        return not self.watch.steps_per_s or self._marks(self.share()) > self.done
 
 
 class FlopsCourse(BudgetCourse):

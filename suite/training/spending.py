@@ -35,6 +35,8 @@ class Spending:
         self.flops_before = 0
         """Operations without those of the last step."""
         self.unknown = ""
+        self.elsewhere = ""
+        """Where a part of the seconds was spent, if they are not of one device."""
         self._of_step: dict[tuple[Any, ...], int] = {}
 
     def flops_of(self, segment: Segment, num_rows: int) -> int | None:
@@ -64,17 +66,22 @@ class Spending:
         known = {"value": self.flops} if self.flops is not None else self._not_known()
         yield {"metric": "train_flops", "unit": "flop", "step": step, **known}
         yield {"metric": "train_tokens", "unit": "tokens", "value": self.tokens, "step": step}
-        yield {"metric": "train_seconds", "unit": "s", "value": self.watch.total, "step": step}
+        seconds: dict[str, Any] = {"value": self.watch.total}
+        if self.elsewhere:
+            seconds = {"value": None, "status": "n/a", "error": self.elsewhere}
+        yield {"metric": "train_seconds", "unit": "s", "step": step, **seconds}
 
     def _not_known(self) -> dict[str, Any]:
         return {"value": None, "status": "n/a", "error": self.unknown or "not counted before the run was continued"}
 
-    def state(self) -> list[float | int | None]:
+    def state(self) -> list[float | int | str | None]:
         """For a checkpoint; `take` continues from it."""
-        return [self.tokens, self.flops, self.watch.total]
+        return [self.tokens, self.flops, self.watch.total, self.elsewhere]
 
     def take(self, state: list[Any]) -> None:
-        self.tokens, self.flops, self.watch.total = state
+        # older checkpoints do not have the last one
+        self.tokens, self.flops, self.watch.total, *elsewhere = state
+        self.elsewhere = elsewhere[0] if elsewhere else ""
 
 
 def inference_rows(counter: OperationCounter, batch: Batch, length: int) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from subquad.suite.contracts import IGNORE, Batch, Segment
-from subquad.suite.environment import device_name
+from subquad.suite.environment import commit, device_name
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, Progress, RunEnded, Worker
 from subquad.suite.store.weights import kept_tokenizer
@@ -418,7 +418,8 @@ class Trainer(Worker):
             "rows": self.outcome.rows,
             "rates": [self.watch.tokens_per_s, self.watch.steps_per_s],
             "spent": self.spending.state(),
-            "device": device_name(self.device),
+            "evaluations": self.course.done if isinstance(self.course, BudgetCourse) else None,
+            **self._made_by(),
             "cpu_random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
@@ -428,6 +429,16 @@ class Trainer(Worker):
             "best_weights": self.selection.weights,
         }
         checkpoints.save(self.checkpoint, state, tensors, self.group, sharded=self.sharded)
+
+    def _made_by(self) -> dict[str, Any]:
+        """What a row says of the place where its run was trained, and what a run may change when it is continued."""
+        return {
+            "commit": commit()[0],
+            "device": device_name(self.device),
+            "processes": self.group.size,
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+        }
 
     def _restore(self) -> None:
         last = self.checkpoint
@@ -454,7 +465,10 @@ class Trainer(Worker):
         """Continues from what `_save` wrote."""
         if state["run_id"] != self.run.run_id or state["data_digest"] != self.ready.splits.digest:
             raise RunEnded("failed", f"{self.checkpoint}: belongs to another run; remove it")
-        if isinstance(self.course, SecondsCourse) and state["device"] != device_name(self.device):
+        made_by = self._made_by()
+        # older checkpoints have the device alone
+        changed = {name: state[name] for name, mine in made_by.items() if state.get(name, mine) != mine}
+        if isinstance(self.course, SecondsCourse) and "device" in changed:
             raise RunEnded(
                 "failed",
                 f"{self.checkpoint}: its seconds are of {state['device']}; continue the run there, or remove it",
@@ -472,7 +486,14 @@ class Trainer(Worker):
         self.step = state["step"]
         self.earlier_s = state["seconds"]
         self.outcome.rows = state["rows"]
-        self.watch.tokens_per_s, self.watch.steps_per_s = state["rates"]
         self.spending.take(state["spent"])
+        if changed:
+            what = f"up to step {self.step} by " + ", ".join(f"{name} {value}" for name, value in changed.items())
+            self.outcome.add("continued", "", None, step=self.step, status="n/a", error=f"trained {what}")
+        if changed.keys() & {"device", "processes", "threads"}:
+            # its speed was another one
+            self.spending.elsewhere = f"trained {what}"
+        else:
+            self.watch.tokens_per_s, self.watch.steps_per_s = state["rates"]
         if isinstance(self.course, BudgetCourse):
-            self.course.restart()
+            self.course.restart(state.get("evaluations"))

@@ -87,6 +87,24 @@ def test_a_run_that_was_stopped_trains_for_the_same_seconds_in_all(tmp_path, sto
     assert of(resumed.rows, "loss") == of(whole.rows, "loss"), "the rehearsal of a step changes nothing"
 
 
+@pytest.mark.parametrize("stop_at", [18, 198], ids=["before an evaluation", "before the last one"])
+def test_an_evaluation_that_falls_due_while_a_run_stops_is_made_by_the_next_call(tmp_path, stop_at):
+    run, path, clock, asked = budgeted({"seconds": 20}), tmp_path / "checkpoint", Clock(), itertools.count()
+
+    def stop():
+        if next(asked) < stop_at:
+            return False
+        # the device has yet to finish what the host has launched
+        clock.now += 0.5
+        return True
+
+    with pytest.raises(KeyboardInterrupt):
+        Timed(run, CPU, clock=clock, seconds=[0.1], checkpoint=path, stop=stop)()
+    resumed = Timed(run, CPU, clock=Clock(), seconds=[0.1], checkpoint=path)()
+    assert len(of(resumed.rows, "train_seconds")) == 10
+    assert of(resumed.rows, "train_seconds")[-1] == pytest.approx(20, abs=0.7)
+
+
 def test_seconds_are_not_continued_on_another_device(tmp_path, monkeypatch):
     run, path = budgeted({"seconds": 20}), tmp_path / "checkpoint"
     with interrupted(5) as stop:

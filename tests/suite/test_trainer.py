@@ -73,6 +73,28 @@ def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(tmp_pa
     assert numbers(continued.rows) == numbers(whole.rows)
 
 
+@pytest.mark.parametrize("name", ["commit", "device_name"])
+def test_a_run_that_is_continued_by_another_commit_or_device_says_so(tmp_path, monkeypatch, name):
+    run, path = make_run(), tmp_path / "a.checkpoint"
+    with interrupted(13) as stop:
+        train(run, checkpoint=path, stop=stop)
+    saved = torch.load(path, weights_only=True)
+    assert (rates := saved["rates"][1])
+    monkeypatch.setattr(trainer, name, lambda *device: ("another", False) if name == "commit" else "another")
+    rows = train(run, checkpoint=path).rows
+    (row,) = (row for row in rows if row["metric"] == "continued")
+    key = name.removesuffix("_name")
+    assert row["error"] == f"trained up to step 13 by {key} {saved[key]}"
+    samples = next(row["samples"] for row in rows if row["metric"] == "train_steps")
+    (seconds,) = (row for row in rows if row["metric"] == "train_seconds" and row["step"] == 20)
+    if name == "commit":
+        assert samples[: len(rates)] == rates
+        assert seconds["value"] > 0
+    else:
+        assert not set(samples) & set(rates), "they are not of the device that the row names"
+        assert (seconds["value"], seconds["error"]) == (None, row["error"])
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from subquad.suite.contracts import Batch, ParamGroup, Segment, Task
 from subquad.suite.model import Model
 from subquad.suite.operations import OperationCounter
+from subquad.suite.registry import few
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, RunEnded
 from subquad.suite.training.causality import require_causal
@@ -136,6 +137,7 @@ def prepared(
         # a recorded step would have to hold what the processes exchange
         recorded = device.type == "cuda" and group.size == 1
         groups = model.param_groups(train.no_decay)
+        _require_all(model, groups)
         base_lr = [part.lr or train.lr for part in groups]
         optimizer = _optimizer(train, groups, base_lr, device, recorded)
         torch.manual_seed(torch_seed(run.seed, "dropout"))
@@ -156,6 +158,24 @@ def prepared(
             base_lr=base_lr,
             parameters=[parameter for part in groups for parameter in part.parameters],
             recorded=recorded,
+        )
+
+
+def _require_all(model: Model, groups: list[ParamGroup]) -> None:
+    """Raises RunEnded unless the groups have every trainable parameter of the model, and nothing else."""
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    given = {id(parameter) for group in groups for parameter in group.parameters}
+    if missing := [name for place, name in names.items() if place not in given]:
+        raise RunEnded(
+            "failed",
+            f"param_groups leaves out {few(missing)}, which would stay as at the start; add them to a group, or set "
+            "requires_grad=False",
+        )
+    if others := len(given - names.keys()):
+        raise RunEnded(
+            "failed",
+            f"param_groups has {others} tensors that are no trainable parameters of the model, so that neither "
+            "checkpoints nor its number of parameters would have them; make them parameters of a module",
         )
 
 

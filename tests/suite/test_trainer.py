@@ -516,6 +516,23 @@ def test_every_group_trains_with_its_own_rate_and_decay(monkeypatch):
     assert first["betas"] == second["betas"] == (0.8, 0.95)
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda parameters: parameters[:-2], r"leaves out head.weight, head.bias, which would stay as at the start"),
+        (lambda parameters: [*parameters, torch.ones(3, requires_grad=True)], r"has 1 tensors that are no trainable"),
+    ],
+)
+def test_groups_that_have_not_exactly_the_parameters_are_refused_before_the_first_step(monkeypatch, changed, words):
+    monkeypatch.setattr(
+        ToyModel, "param_groups", lambda self, no_decay=(): [ParamGroup("all", changed(list(self.parameters())))]
+    )
+    one = trainer.Trainer(make_run(), CPU)
+    with pytest.raises(RunEnded, match=words):
+        one()
+    assert one.step == 0
+
+
 def test_the_gradient_is_clipped_to_its_largest_norm():
     one = trainer.Trainer(make_run(train={"clip": 1e-3}), CPU)
     for _, step in one.steps():

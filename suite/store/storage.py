@@ -162,6 +162,9 @@ def _digest_of(content: bytes) -> tuple[int, bytes]:
     return start, total.hexdigest().encode()
 
 
+MOST_VALUES, MOST_TEXT = 1 << 22, 1 << 30
+"""The most values of a column, and bytes of a column of text, that a row group may have, or the file of one run. Ours
+have a hundredth. A file of kilobytes can claim terabytes, because Parquet stores once what is repeated."""
 FILES_AT_ONCE = 256
 """`tables` yields the rows of so many files of one run together. A call on a table takes longer than its work on one
 run."""
@@ -214,6 +217,7 @@ def pieces(path: Path, columns: Sequence[str], run_id: str = "") -> Iterator[pa.
         if len(set(there.names)) < len(there.names):
             raise ValueError("it has a column twice")
         names = [name for name in dict.fromkeys(("schema", *wanted)) if name in there.names]
+        _check_size(file.metadata)
         if not is_part(path):
             # a file is small, and threads would take longer to start than to read
             table = file.read(names, use_threads=False)
@@ -290,6 +294,15 @@ def _opened(source: BinaryIO, encoded: Sequence[str]) -> pq.ParquetFile:
         return _opened(source, [name for name in encoded if name in there])
 
 
+def _check_size(file: pq.FileMetaData) -> None:
+    """Raises ValueError where more values than a reader has memory for are in a row group."""
+    for i in range(file.num_row_groups):
+        group = file.row_group(i)
+        most = max((group.column(place).num_values for place in range(group.num_columns)), default=0)
+        if max(most, group.num_rows) > MOST_VALUES:
+            raise ValueError(f"a column has {max(most, group.num_rows):,} values, at most {MOST_VALUES:,} are read")
+
+
 def _check_order(part: pq.FileMetaData) -> None:
     """Raises ValueError where a run may have rows in two row groups, so that a reader could take a part of them."""
     place = SCHEMA.get_field_index("run_id")
@@ -333,11 +346,16 @@ def _as_today(path: Path, table: pa.Table, there: pa.Schema, columns: Sequence[s
 
 def _valid(table: pa.Table) -> pa.Table:
     """The table. ArrowException where a text is no UTF-8 or has no place in its dictionary, which Arrow does not look
-    for when it reads a file."""
+    for when it reads a file. ValueError for a column whose text would take more memory than MOST_TEXT."""
     for name in table.column_names:
         if name in TEXTS:
             for chunk in table[name].chunks:
                 chunk.validate(full=True)
+                # every row can have no more than all texts together, which is quickly known
+                if len(chunk) * chunk.dictionary.nbytes > MOST_TEXT:
+                    lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+                    if (pc.sum(lengths.take(chunk.indices)).as_py() or 0) > MOST_TEXT:
+                        raise ValueError(f"{name} has more than {MOST_TEXT:,} bytes of text")
     return table
 
 

@@ -78,7 +78,8 @@ def together(run, root, first=CPU, **options):
 
 def assert_same_but_for_rounding(rows, expected, *, least=0.0):
     """least: relative, where the two differ by more than the order of their sums."""
-    ours, theirs = numbers(rows), numbers(expected)
+    # a run that another number of processes has begun says so
+    ours, theirs = [row for row in numbers(rows) if row[0] != "continued"], numbers(expected)
     assert [row[:-1] for row in ours] == [row[:-1] for row in theirs]
     assert [row[-1] is None for row in ours] == [row[-1] is None for row in theirs]
     for one, other in zip(ours, theirs, strict=True):

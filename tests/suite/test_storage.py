@@ -110,6 +110,25 @@ def test_rows_without_a_record_among_rows_with_one_are_counted():
     assert documents.operator_mix([used(scan=(1, "torch")), ROW, ROW]) == "not recorded in 2 of 3 rows"
 
 
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("error", pa.DictionaryArray.from_arrays([0] * 2048, ["x" * (storage.MOST_TEXT // 2048 + 1)])),
+        ("samples", pa.array([np.ones(storage.MOST_VALUES // 2048 + 1)] * 2048)),
+    ],
+)
+def test_a_small_file_that_claims_much_memory_is_refused(tmp_path, name, column):
+    storage.write(
+        place(tmp_path), [{**ROW, "error": ""}, *[{**LOSS, "value": 1.0, "step": step} for step in range(2047)]]
+    )
+    table = pq.read_table(place(tmp_path))
+    table = table.set_column(table.column_names.index(name), name, column)
+    pq.write_table(table, place(tmp_path), compression="zstd")
+    assert place(tmp_path).stat().st_size < 2**20
+    with pytest.raises(storage.SchemaError, match=r"(values, at most|has more than) [\d,]+ (are read|bytes of text)"):
+        storage.load(place(tmp_path))
+
+
 @pytest.mark.parametrize("content", [b"", b"PAR1 truncated"])
 def test_a_file_that_is_not_parquet_is_refused_by_name(tmp_path, content):
     path = tmp_path / "half.parquet"

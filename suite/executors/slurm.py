@@ -135,14 +135,21 @@ class Slurm(Config):
             **({} if self.memory_gb is None else {"mem_gb": self.memory_gb}),
             **{f"slurm_{name}": value for name, value in slurm.items() if value is not None},
         )
-        with executor.batch():
-            submitted = [executor.submit(_Job.of(run, root, settings)) for run in runs]
+        try:
+            with executor.batch():
+                submitted = [executor.submit(_Job.of(run, root, settings)) for run in runs]
+        except submitit.core.utils.FailedJobError as error:
+            raise ValueError(f"--executor slurm: sbatch takes no array of {len(runs)} jobs ({_line(error)})") from None
         jobs = {}
         for run, job in zip(runs, submitted, strict=True):
             log = str(job.paths.stderr)
             jobs[run.run_id] = Job(run.run_id, job.job_id, self.cluster, log, row_stamp(root, run))
             keep_job(root, run, jobs[run.run_id])
         return jobs
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 @dataclass(frozen=True)

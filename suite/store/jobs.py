@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import json
+import os
 import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -84,11 +85,16 @@ def states(jobs: Iterable[Job]) -> dict[str, str]:
     found = {job.job_id: "RUNNING" for job in jobs if job.cluster == "local" and _runs_here(job.job_id)}
     if any(job.cluster == "slurm" for job in jobs):
         command = ["squeue", "--noheader", "--array", "--format=%i|%T", "--user", getpass.getuser()]
+        # a user's SQUEUE_STATES or SQUEUE_PARTITION would hide jobs, which would count as ended
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+        except subprocess.CalledProcessError as error:
+            raise OSError(f"squeue: {' '.join(error.stderr.split()) or error}") from None
         except subprocess.SubprocessError as error:
             raise OSError(f"squeue: {error}") from None
-        found |= dict(line.split("|", 1) for line in done.stdout.splitlines())
+        # some clusters print a line of their own first
+        found |= dict(line.split("|", 1) for line in done.stdout.splitlines() if "|" in line)
     return found
 
 

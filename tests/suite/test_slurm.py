@@ -69,6 +69,39 @@ def test_a_scheduler_that_does_not_answer_for_a_while_ends_no_wait(tmp_path, mon
     assert finished.status == "ok"
 
 
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Writes programs that stand for those of Slurm."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+    def write(**texts):
+        for name, text in {"srun": "exit 0", **texts}.items():
+            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (folder / name).chmod(0o700)
+
+    return write
+
+
+def test_no_variable_hides_a_job_and_no_line_of_the_cluster_is_taken_for_one(programs, monkeypatch):
+    programs(squeue='echo "CLUSTER: ours"; echo "4711_0|RUNNING"; test -n "$SQUEUE_STATES" || echo "4711_1|PENDING"')
+    monkeypatch.setenv("SQUEUE_STATES", "RUNNING")
+    found = states([Job("a", "4711_0", "slurm", "log", None)])
+    assert found == {"4711_0": "RUNNING", "4711_1": "PENDING"}
+    programs(squeue='echo "no controller" >&2; exit 1')
+    with pytest.raises(OSError, match=r"^squeue: no controller$"):
+        states([Job("a", "4711_0", "slurm", "log", None)])
+
+
+def test_jobs_that_the_cluster_refuses_are_an_error_in_its_words(programs, tmp_path):
+    programs(sbatch='echo "sbatch: error: Invalid job array specification" >&2; exit 1')
+    runs = [make_run(seed=seed) for seed in range(2)]
+    with pytest.raises(ValueError, match=r"sbatch takes no array of 2 jobs \(sbatch: error: Invalid job array"):
+        choose("slurm")(runs, tmp_path, Recording(), CPU)
+    assert not find_jobs(tmp_path, runs)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -73,28 +73,6 @@ def test_an_interrupted_run_ends_with_the_numbers_of_an_uninterrupted_one(tmp_pa
     assert numbers(continued.rows) == numbers(whole.rows)
 
 
-@pytest.mark.parametrize("name", ["commit", "device_name"])
-def test_a_run_that_is_continued_by_another_commit_or_device_says_so(tmp_path, monkeypatch, name):
-    run, path = make_run(), tmp_path / "a.checkpoint"
-    with interrupted(13) as stop:
-        train(run, checkpoint=path, stop=stop)
-    saved = torch.load(path, weights_only=True)
-    assert (rates := saved["rates"][1])
-    monkeypatch.setattr(trainer, name, lambda *device: ("another", False) if name == "commit" else "another")
-    rows = train(run, checkpoint=path).rows
-    (row,) = (row for row in rows if row["metric"] == "continued")
-    key = name.removesuffix("_name")
-    assert row["error"] == f"trained up to step 13 by {key} {saved[key]}"
-    samples = next(row["samples"] for row in rows if row["metric"] == "train_steps")
-    (seconds,) = (row for row in rows if row["metric"] == "train_seconds" and row["step"] == 20)
-    if name == "commit":
-        assert samples[: len(rates)] == rates
-        assert seconds["value"] > 0
-    else:
-        assert not set(samples) & set(rates), "they are not of the device that the row names"
-        assert (seconds["value"], seconds["error"]) == (None, row["error"])
-
-
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "a.checkpoint"
     with pytest.raises(KeyboardInterrupt):
@@ -514,23 +492,6 @@ def test_every_group_trains_with_its_own_rate_and_decay(monkeypatch):
     assert (first["lr"], second["lr"]) == (pytest.approx(5e-3), pytest.approx(1e-4))
     assert (first["weight_decay"], second["weight_decay"]) == (0.1, 0.0)
     assert first["betas"] == second["betas"] == (0.8, 0.95)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        (lambda parameters: parameters[:-2], r"leaves out head.weight, head.bias, which would stay as at the start"),
-        (lambda parameters: [*parameters, torch.ones(3, requires_grad=True)], r"has 1 tensors that are no trainable"),
-    ],
-)
-def test_groups_that_have_not_exactly_the_parameters_are_refused_before_the_first_step(monkeypatch, changed, words):
-    monkeypatch.setattr(
-        ToyModel, "param_groups", lambda self, no_decay=(): [ParamGroup("all", changed(list(self.parameters())))]
-    )
-    one = trainer.Trainer(make_run(), CPU)
-    with pytest.raises(RunEnded, match=words):
-        one()
-    assert one.step == 0
 
 
 def test_the_gradient_is_clipped_to_its_largest_norm():

@@ -77,7 +77,7 @@ class Seizures(TaskBase):
 
     Source: H3 (Fu et al. 2022, appendix F.8) classifies clips of 12,000 samples of EEG (TUSZ v1.5.2, 60 s at 200 Hz) as
     seizure or not. These rows stand in for that corpus, which may not be passed on. Departures: shorter clips of fewer
-    electrodes, and accuracy in place of the area under the ROC curve, because half of the rows are seizures.
+    electrodes, of which half are seizures. Which metric the paper has is not in the text that was read.
     """
 
     name: ClassVar[str] = "seizures"

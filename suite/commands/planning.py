@@ -47,8 +47,8 @@ def resolved_runs(
     found = repository.experiment(experiment)
     if not without_data:
         refuse(found.config, scale, shown(found.path))
-        if data is not None and not data.exists():
-            raise ValueError(f"--data {data}: there is no such folder")
+    if data is not None and not data.exists():
+        raise ValueError(f"--data {data}: there is no such file or folder")
     if data is not None and "task.data" in {str(text).partition("=")[0].strip() for text in overrides or ()}:
         raise ValueError(f"--data {data}: --set task.data names the data as well; leave one out")
     folder = None if data is None else str(data)

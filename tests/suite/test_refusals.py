@@ -62,7 +62,7 @@ REFUSED = [
     ("check model gla --set num_heads=1 --set num_heads=2", "--set num_heads is given twice"),
     ("check model gla --set num_heads=3", "num_heads=3 does not divide"),
     # folders
-    ("run quickstart --data /no/such/folder", "--data /no/such/folder: there is no such folder"),
+    ("run quickstart --data /no/such/folder --dry-run", "--data /no/such/folder: there is no such file or folder"),
     ("run speech-commands/sample --data nowhere", "nowhere"),
     ("run quickstart --data .", "--data .: no task of quickstart reads data; leave --data out"),
     (f"{FIGURE} --data .", "no task of mamba/figure8-scan reads data"),

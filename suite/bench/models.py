@@ -261,13 +261,16 @@ class ModelTimer(Series):
         try:
             with self._numerics(), forms_compiled_together():
                 self._add_peer(library, length, part)
+            return
         except Unavailable as error:
-            self.outcome.add("time", "ms", None, slice=part, status=error.status, error=str(error))
+            status, reason = error.status, str(error)
         except torch.OutOfMemoryError:
-            self.outcome.add("time", "ms", None, slice=part, status="oom", error=f"{library}: out of memory")
+            status, reason = "oom", f"{library}: out of memory"
         except (Exception, SystemExit) as error:  # what a peer raises is no fault of the run
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            self.outcome.add("time", "ms", None, slice=part, status="n/a", error=reason)
+            status, reason = "n/a", " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        # one that changed torch's precision is found out behind its times
+        self.outcome.rows = [row for row in self.outcome.rows if row["slice"] != part]
+        self.outcome.add("time", "ms", None, slice=part, status=status, error=reason)
 
     def _add_peer(self, library: str, length: int, part: str) -> None:
         speed, add = self.run.speed, self.outcome.add

@@ -101,6 +101,8 @@ class RivalConfig(MODELS.load("attention")):
             raise ModuleNotFoundError(f"No module named '{library}'")
         if habit == "exits":
             sys.exit("no license")
+        if habit == "rounds":
+            torch.set_float32_matmul_precision("medium")
         if habit == "dies" and shortest:
             print("tuning kernel 7", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)

@@ -420,6 +420,13 @@ def test_a_peer_that_is_missing_or_of_another_size_is_a_row_that_says_so(tmp_pat
         assert ("speedup", f"length=16,against={library}") not in rows
 
 
+def test_a_peer_that_computes_less_precisely_than_the_run_says_has_no_time(tmp_path, monkeypatch):
+    _, rows, _ = beside(tmp_path, monkeypatch, {"fla": "rounds", "mamba_ssm": "as ours"}, lengths=[16])
+    assert "the code changed torch's float32 matmul precision" in rows["time", "length=16,against=fla"]["error"]
+    assert ("train_throughput", "length=16,against=fla") not in rows
+    assert ("train_throughput", "length=16,against=mamba_ssm") in rows
+
+
 def test_a_grid_without_peers_keeps_its_identity():
     assert "against" not in one().resolved["speed"]
     assert one(against=["fla"]).run_id != one().run_id

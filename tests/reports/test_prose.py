@@ -1,10 +1,12 @@
 """What documents say of grids, rows and files is so: how many runs there are, what has no rows yet, which files."""
 
+import pkgutil
 import re
 
 import pyarrow.dataset as ds
 
 from subquad.suite.metrics import METRICS
+from subquad.suite.plugins import GROUP
 from subquad.suite.settings.grid import points, seeds_of
 from subquad.suite.store import storage
 from tests.reports.committed import CONFIGS, HOME
@@ -16,6 +18,7 @@ RUNS = (
     re.compile(r"\b(?P<number>[\d,]+) runs(?: of [\w ]+)? at `(?P<scale>[\w-]+)`"),
 )
 FOLDERS = "docs|examples|kernels|models|reports|results/reference|submissions|suite|tasks|tests"
+NAME = re.compile(r"`((?:subquad|suite|tasks|models|kernels|reports)(?:\.[A-Za-z_]\w*)+)(?!\.?[\w/])")
 PATH = re.compile(rf"(?<![\w/.-])(?:{FOLDERS})/[\w./-]*\w")
 NO_ROWS = re.compile(r"((?:`[\w-]+`(?:, | and ))*`[\w-]+`)(?: take minutes and)? (?:have no rows|are not timed) yet")
 NOT_RUN = re.compile(r"(?:^|[.:] )(?:Nothing was|It has not been|Not) run(?: yet)?\.$", re.MULTILINE)
@@ -107,3 +110,12 @@ def test_the_readme_of_an_operator_names_its_files():
 def test_the_readme_of_the_results_names_every_metric():
     text = (HOME / "results" / "README.md").read_text()
     assert [metric for metric in METRICS if f"`{metric}`" not in text] == []
+
+
+def test_a_python_name_in_a_document_can_be_imported():
+    """Under the one name `subquad`; a name that begins with a folder is no module for a reader."""
+    names = {name for path in documents() for name in NAME.findall(path.read_text())} - {GROUP}
+    assert len(names) > 3
+    for name in names:
+        assert name.startswith("subquad."), f"{name}: write subquad.{name}"
+        pkgutil.resolve_name(name)

@@ -32,10 +32,7 @@ def collect(
         repository, experiment, scale=scale, only=only, overrides=overrides, seeds=seeds, data=data, results=results
     )
     console = table_console()
-    try:
-        ended = collect_jobs(runs, results)
-    except OSError as error:
-        raise ValueError(f"the scheduler cannot be asked ({error}); call this on a login node of the cluster") from None
+    ended = collect_jobs(runs, results)
     display = GridDisplay(console, len(ended), runs=runs)
     for finished in ended:
         display.finished(finished)

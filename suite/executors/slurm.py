@@ -19,7 +19,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,9 +34,10 @@ from subquad.suite.executors.processes import StopFlag
 from subquad.suite.executors.queue import Display, RunQueue
 from subquad.suite.executors.workers import SILENCE_S
 from subquad.suite.options import Config
-from subquad.suite.runner import UNNEEDED, Finished, store_failure
+from subquad.suite.runner import ENDED, UNNEEDED, Finished, store_failure
 from subquad.suite.runs import Run
 from subquad.suite.store.claims import Claims, claim_path, read_claim
+from subquad.suite.store.endings import endings_of
 from subquad.suite.store.enough import Enough
 from subquad.suite.store.jobs import (
     LATE_S,
@@ -92,10 +93,7 @@ class Slurm(Config):
             raise ValueError(f"--results {root}: the records of Slurm jobs need a folder that the nodes share")
         root = root.resolve()
         jobs = find_jobs(root, runs)
-        try:
-            current = states(jobs.values())
-        except OSError as error:
-            raise ValueError(f"the scheduler cannot be asked ({error}); try again, on a login node") from None
+        current = _states(jobs.values())
         jobs = {run_id: job for run_id, job in jobs.items() if job.job_id in current}
         new = [run for run in runs if run.run_id not in jobs]
         for start in range(0, len(new), ARRAY_SIZE):
@@ -236,7 +234,7 @@ def _watch(
             finished = _ending(run, jobs[run.run_id], root)
             if finished is None and not is_running and (reason := enough.why_not(run) if enough else ""):
                 finished = Finished(run, UNNEEDED, reason, 0.0, "", stored=False)
-            if finished is None and jobs[run.run_id].job_id not in current:
+            if finished is None and not is_running and jobs[run.run_id].job_id not in current:
                 since = gone_since.setdefault(run.run_id, time.monotonic())
                 if time.monotonic() - since > late_s:
                     finished = _lost(run, jobs[run.run_id], root)
@@ -258,26 +256,59 @@ def _ending(run: Run, job: Job, root: Path) -> Finished | None:
     return None if ending is None else Finished(run, ending.status, ending.error, 0.0, f"job {job.job_id}")
 
 
-def _lost(run: Run, job: Job, root: Path) -> Finished:
-    """Stores a run whose job ended without rows as failed. Its checkpoint stays."""
-    return store_failure(run, root, torch.device("cpu"), f"its job {job.job_id} ended without rows; log: {job.log}")
+def _lost(run: Run, job: Job, root: Path) -> Finished | None:
+    """Stores a run whose job ended without rows as failed, if it has no rows of an earlier end. Its checkpoint stays.
+
+    None: another process carries the run out.
+    """
+    reason = f"its job {job.job_id} ended without rows; log: {job.log}"
+    # whoever holds the claim may be about to write rows
+    with Claims(root) as claims:
+        if claims.take(run) is not None:
+            return None
+        if finished := _ending(run, job, root):
+            return finished
+        (before,) = endings_of(root, [(run.experiment, run.scale, run.run_id)])
+        if before is not None and before.status in ENDED:
+            return Finished(run, "failed", f"{reason}; the rows that were stored stay", 0.0, "", stored=False)
+        return store_failure(run, root, torch.device("cpu"), reason)
 
 
 def collect(runs: Sequence[Run], root: Path, *, late_s: float = LATE_S) -> list[Finished]:
     """Gives a row `failed` to every run whose job ended without rows, and returns how the runs of ended jobs ended.
 
-    Raises OSError where the scheduler cannot be asked.
+    ValueError where the scheduler cannot be asked, or where jobs wrote their rows into another folder.
     """
     root = root.resolve()
     jobs = find_jobs(root, runs)
-    current = states(jobs.values())
-    over = [run for run in runs if run.run_id in jobs and jobs[run.run_id].job_id not in current]
+
+    def ended() -> list[Run]:
+        current = _states(jobs.values())
+        return [run for run in runs if run.run_id in jobs and jobs[run.run_id].job_id not in current]
+
+    over = ended()
     deadline = time.monotonic() + late_s
     while any(_ending(run, jobs[run.run_id], root) is None for run in over) and time.monotonic() < deadline:
         time.sleep(0.5)
-    found = []
     for run in over:
+        # a job writes into the folder that it was submitted for, whatever its name is now
+        folder = Path(jobs[run.run_id].log).parent.parent
+        away = folder.is_absolute() and folder != root and _ending(run, jobs[run.run_id], root) is None
+        if away and _ending(run, jobs[run.run_id], folder):
+            raise ValueError(f"{root}: this folder was moved, and jobs wrote their rows into {folder}; copy them here")
+    found = []
+    # a job that was put back into the queue may have been missing for a moment
+    for run in ended() if over else ():
         job = jobs[run.run_id]
-        found.append(_ending(run, job, root) or _lost(run, job, root))
-        forget_job(root, run)
+        if finished := _ending(run, job, root) or _lost(run, job, root):
+            found.append(finished)
+            forget_job(root, run)
     return found
+
+
+def _states(jobs: Iterable[Job]) -> dict[str, str]:
+    """`states`, and ValueError where the scheduler cannot be asked."""
+    try:
+        return states(jobs)
+    except OSError as error:
+        raise ValueError(f"the scheduler cannot be asked ({error}); try again, on a login node") from None

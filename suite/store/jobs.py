@@ -8,7 +8,6 @@ run's rows are there.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import subprocess
@@ -84,7 +83,8 @@ def states(jobs: Iterable[Job]) -> dict[str, str]:
     jobs = list(jobs)
     found = {job.job_id: "RUNNING" for job in jobs if job.cluster == "local" and _runs_here(job.job_id)}
     if any(job.cluster == "slurm" for job in jobs):
-        command = ["squeue", "--noheader", "--array", "--format=%i|%T", "--user", getpass.getuser()]
+        # LOGNAME may name another user than the one that sbatch submits for
+        command = ["squeue", "--noheader", "--array", "--format=%i|%T", "--user", str(os.getuid())]
         # a user's SQUEUE_STATES or SQUEUE_PARTITION would hide jobs, which would count as ended
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
         try:

@@ -20,6 +20,9 @@ A chunk is C positions. With P_i, R_j and D_ij the sums of log-decays of gated l
 with q_in = scale q exp(P), k_in = k exp(P), k_out = w exp(R). For a decay of a channel these three are written by
 `_factors_kernel`; otherwise rows of the products are scaled, and q and k are read as they are.
 
+`autograd.py` launches them in order, `plan.py` holds the tuning and the settings of a call, `tiles.py` holds device
+functions.
+
 This is not the usual order of the WY transform, which solves the triangular system for V and K_in before the state is
 known. Here the system is solved for V - K_in M inside the walk: one product of [C, C] more on its way, but neither
 (I + L)^-1 V nor (I + L)^-1 K_in is ever in memory, and the gradient of v is what the backward walk computes anyway.

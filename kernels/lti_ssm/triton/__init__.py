@@ -33,6 +33,7 @@ How the work is divided:
 | `prepare.py` | kernels from the parameters to the tables of a channel, and from their gradients back |
 | `products.py`, `tables.py`, `scan.py` | what both other kernels are made of |
 | `forward.py`, `backward.py` | the two kernels that go through time |
+| `step.py` | one step of decoding |
 | `calls.py` | what a call allocates and launches, kept for calls with equal shapes |
 | `autograd.py`, `operator.py` | the autograd function; the operator on one side and on both |
 

@@ -289,10 +289,10 @@ NEOX_PARTS = {
 
 def _neox_options(settings: Settings) -> dict[str, Any]:
     _unless(settings, hidden_act="gelu", use_parallel_residual=True, attention_bias=True, rope_scaling=None)
-    # newer versions of transformers keep all about rotary positions in one setting
+    # newer versions of transformers keep all about rotary positions in one setting, whose type was `type` first
     rotary = {"rotary_pct": 0.25, "rotary_emb_base": 10000, **settings}
     rope = settings.get("rope_parameters") or {}
-    _unless(rope, rope_type="default")
+    _unless({"rope_type": rope.get("type", "default"), **rope}, rope_type="default")
     base = rope.get("rope_theta", rotary["rotary_emb_base"])
     if base != 10000:
         raise ValueError(f"config.json: rotary_emb_base={base!r} is not supported, only 10000")

@@ -127,6 +127,15 @@ def test_options_that_a_layout_cannot_say_are_named(name, option, value, tmp_pat
     assert (done.returncode, f"has no field for {option}" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_options_that_only_training_reads_need_no_field(name, tmp_path, command_line):
+    config = MODELS.load(name)(num_layers=1, d_model=64, dt_min=0.01, dt_max=0.2, ssm_lr=1e-4)
+    path = tmp_path / "mine.weights"
+    torch.save({"config": json.dumps(settings_of(name, config)), "model": config.build(SPEC).state_dict()}, path)
+    done = command_line("weights", "export", path, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+
+
 def test_older_checkpoints_of_fla_have_gate_and_up_projection_in_one():
     config = MODELS.load("gsa")(num_layers=1, d_model=64)
     model, layout = spread(config.build(SPEC)), LAYOUTS["gsa"]
@@ -263,6 +272,11 @@ MAMBA2 = {
         ("{", None, "config.json: cannot be read"),
         ("[]", None, "expected an object with settings, got list"),
         ({"model_type": "gpt_neox", "use_parallel_residual": False}, None, "use_parallel_residual=False is not supp"),
+        (
+            {"model_type": "gpt_neox", "rope_parameters": {"type": "linear", "factor": 2.0}},
+            None,
+            "rope_type='linear' is",
+        ),
         ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, mamba2, mamba2-hf, gpt2"),
         ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
         ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),

@@ -390,6 +390,7 @@ def test_a_peer_that_takes_too_long_is_stopped_at_all_lengths(tmp_path, monkeypa
         assert "speed.peer_minutes=0.002" in row["error"]
 
 
+@pytest.mark.slow
 def test_a_plugin_that_is_edited_during_a_run_gets_no_times_of_its_new_code(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     path = tmp_path / "plugin_with_peers.py"

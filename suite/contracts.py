@@ -208,7 +208,7 @@ class Task(Config):
 
     @property
     def tokens_from(self) -> Literal["options", "data", "tokenizer"]:
-        """What decides which token stands for which text: the options, the data, or the file `tokenizer`."""
+        """The options, the data or the file `tokenizer`, which decide which token stands for which text."""
         return "options"
 
     def encode(self, text: str) -> list[int]:

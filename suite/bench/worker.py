@@ -118,7 +118,7 @@ class Worker:
         return answer["value"]
 
     def _death(self) -> str:
-        """How the child ended, with the last line that it printed if there is a log."""
+        """Says how the child ended, with the last line that it printed if there is a log."""
         code = self.process.wait()
         how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
         lines = []
@@ -227,7 +227,7 @@ def _serve(setting: dict[str, Any]) -> None:
 
     def called(what: str, target: str, **arguments: Any) -> Any:
         del what
-        # what the call before has left
+        # the call before this one may have left tensors
         gc.collect()
         torch.cuda.empty_cache()
         return Entry(target, "").load()(device, **arguments)

@@ -38,7 +38,7 @@ def save_weights(path: Path, resolved: Mapping[str, Any], weights: Mapping[str, 
 
 
 def kept_tokenizer(digest: str) -> dict[str, str]:
-    """What a file of weights keeps of a tokenizer file. It is no setting, because paths are no part of an identity."""
+    """The path and digest of a tokenizer file beside weights. They are no setting: paths are no part of an identity."""
     return {"tokenizer": digest} if digest else {}
 
 

@@ -36,7 +36,7 @@ class Spending:
         """Operations without those of the last step."""
         self.unknown = ""
         self.elsewhere = ""
-        """Where a part of the seconds was spent, if they are not of one device."""
+        """Names where a part of the seconds was spent, if they are not of one device."""
         self._of_step: dict[tuple[Any, ...], int] = {}
 
     def flops_of(self, segment: Segment, num_rows: int) -> int | None:

@@ -431,7 +431,7 @@ class Trainer(Worker):
         checkpoints.save(self.checkpoint, state, tensors, self.group, sharded=self.sharded)
 
     def _made_by(self) -> dict[str, Any]:
-        """What a row says of the place where its run was trained, and what a run may change when it is continued."""
+        """The place where this run is trained, as its rows name it; a run may change it when it is continued."""
         return {
             "commit": commit()[0],
             "device": device_name(self.device),

@@ -208,7 +208,7 @@ class Task(Config):
 
     @property
     def tokens_from(self) -> Literal["options", "data", "tokenizer"]:
-        """The options, the data or the file `tokenizer`, which decide which token stands for which text."""
+        """Names what decides which token stands for which text: the options, the data, or the file `tokenizer`."""
         return "options"
 
     def encode(self, text: str) -> list[int]:

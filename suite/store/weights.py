@@ -38,7 +38,7 @@ def save_weights(path: Path, resolved: Mapping[str, Any], weights: Mapping[str, 
 
 
 def kept_tokenizer(digest: str) -> dict[str, str]:
-    """The path and digest of a tokenizer file beside weights. They are no setting: paths are no part of an identity."""
+    """The digest of a tokenizer file, as weights and checkpoints keep it. It is no setting and changes no identity."""
     return {"tokenizer": digest} if digest else {}
 
 

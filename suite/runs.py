@@ -99,6 +99,7 @@ class Run(ABC):
     processes: int = 1
     """Processes that carry it out together, each on a device of its own."""
     tokenizer: str = ""
+    """SHA-256 of the tokenizer file of its task when the run was planned, for its weights; "" without one."""
     takes_all_threads: ClassVar[bool] = False
     """Whether the run computes on all CPU threads that torch has, as a timing does, or on those it is given."""
 

@@ -38,7 +38,6 @@ class TrainingRun(Run):
     """The file of weights that this run starts with, where it is not that of `base`."""
     processes: int = 1
     tokenizer: str = ""
-    """SHA-256 of the file `task.tokenizer` when the run was planned, for its weights; "" without one."""
 
     def __post_init__(self) -> None:
         if (self.processes > 1 or self.train.micro_batch_size) and getattr(self.model, "norm", "") == "batch":

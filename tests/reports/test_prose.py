@@ -1,4 +1,4 @@
-"""What documents say of grids, rows and files is so: how many runs there are, what has no rows yet, which files."""
+"""Documents say the truth of grids, rows and files: how many runs there are, what has no rows yet, which files."""
 
 import pkgutil
 import re

@@ -118,7 +118,7 @@ class RivalConfig(MODELS.load("attention")):
 
 
 class Here:
-    """What times a library in the process of the test, which is two seconds faster than a process of its own."""
+    """A stand-in for `Worker` that times a library in the process of the test, two seconds faster than in its own."""
 
     def __init__(self, targets, device, log=None):
         self.device = torch.device(device)

@@ -106,7 +106,7 @@ def test_rows_are_stretched_one_by_one_as_in_the_source(folder):
     ],
 )
 def test_padded_rows_test_every_sample_once_at_any_length(tmp_path, recordings, valid, test, length):
-    """Where the rest of a stretch is dropped, results at two lengths are those of unlike samples."""
+    """If the rest of a stretch were dropped, two lengths would be judged on different samples."""
     for i in range(recordings):
         write(tmp_path / f"{i}.wav", noise(i))
     task = Recordings(data=tmp_path, length=length, scaling="unit", rest="pad")

@@ -114,14 +114,12 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     Raises ValueError for a number that its metric cannot have (`suite.metrics.METRICS`). NaN and infinity are stored
     where the status of the row or of the run is not `ok`; readers get null in their place.
     """
-    unknown = {key for row in rows for key in row} - set(SCHEMA.names)
-    assert not unknown, f"columns not in the schema: {sorted(unknown)}"
-    rows = [{name: _encodable(cell) for name, cell in row.items()} for row in rows]
-    # Arrow refuses integers above 2^53, which counts of operations exceed, where a float64 would round
-    values = [row.get("value") for row in rows]
-    numbers = [value if value is None else float(value) for value in values]
-    own = ({"schema": SCHEMA_VERSION, **row, "value": value} for row, value in zip(rows, numbers, strict=True))
-    table = pa.Table.from_pylist(list(own), schema=SCHEMA)
+    try:
+        table = _table(rows)
+    except UnicodeEncodeError:
+        # an error may name a file whose bytes are no UTF-8
+        rows = [{name: _encodable(cell) for name, cell in row.items()} for row in rows]
+        table = _table(rows)
     checks.check_numbers(table)
     table = table.replace_schema_metadata({ENDING: footer_of(rows), DIGEST: _UNKNOWN})
     content = io.BytesIO()
@@ -130,8 +128,19 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         temporary.write_bytes(_sealed(content.getvalue()))
 
 
+def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """The rows with all columns of the schema."""
+    unknown = set().union(*rows) - set(SCHEMA.names)
+    assert not unknown, f"columns not in the schema: {sorted(unknown)}"
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in SCHEMA.names}
+    columns["schema"] = [row.get("schema", SCHEMA_VERSION) for row in rows]
+    # Arrow refuses integers above 2^53, which counts of operations exceed, where a float64 would round
+    columns["value"] = [value if value is None else float(value) for value in columns["value"]]
+    return pa.table(columns, schema=SCHEMA)
+
+
 def _encodable(cell: Any) -> Any:
-    """A cell whose text can be stored. An error may name a file whose bytes are no UTF-8."""
+    """A cell whose text can be stored."""
     return cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
 
 

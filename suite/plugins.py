@@ -8,11 +8,13 @@ A plugin is a Python file or an importable module with one or more of these dict
 
 It is named by `--plugin`, or by an installed package through the entry points `subquad.plugins`. Its names stand beside
 those of the suite in every command. The resolved settings of a run that uses a name of a plugin have the plugin's
-identity in them, so a changed plugin makes new runs instead of passing for the old ones.
+identity in them, so a changed plugin makes new runs instead of passing for the old ones, and so does a changed module
+of the user's own that it imports (`suite.imports`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -27,6 +29,7 @@ from typing import Any
 
 from subquad.suite.environment import REPOSITORY
 from subquad.suite.identity import files_digest
+from subquad.suite.imports import digests_of, edited
 from subquad.suite.registry import PLUGGABLE, Entry
 
 GROUP = "subquad.plugins"
@@ -37,8 +40,8 @@ TABLES = {kind: f"{kind.upper()}S" for kind in PLUGGABLE}
 """Kind of a name to the dictionary of the plugin that defines it."""
 
 
-_imported: dict[ModuleType, str] = {}
-"""Modules of plugins with the identity that their files had when they were imported."""
+_imported: dict[ModuleType, tuple[str, frozenset[str]]] = {}
+"""Modules of plugins with the digest and the names that their own files had when they were imported."""
 
 
 class PluginError(ValueError):
@@ -72,9 +75,9 @@ def load_plugin(name: str) -> Plugin:
     is_file = path.suffix == ".py" or path.exists()
     module = _import_file(path) if is_file else _import_module(name)
     identity = _identity(module)
-    if _imported.setdefault(module, identity) != identity:
+    if changed := _changed(module):
         # the process has the old code, whose runs would get the identity of the new one
-        raise ValueError(f"--plugin {name}: its file has changed since it was imported; restart Python (the kernel)")
+        raise ValueError(f"--plugin {name}: {changed} has changed since it was imported; restart Python (the kernel)")
     entries: dict[str, dict[str, Entry]] = {}
     for kind, table in TABLES.items():
         found = getattr(module, table, {})
@@ -86,15 +89,16 @@ def load_plugin(name: str) -> Plugin:
     return Plugin(name, identity, entries)
 
 
-def changed_since_planned(identities: Iterable[str]) -> str:
+def changed_since_planned(identities: Iterable[str], *, ended: bool = False) -> str:
     """Returns in one line which of the plugins this process has imported in another form than the plan knows, or "".
 
     A process that carries out runs imports a plugin when it gets the first run that uses it, which may be much later.
+    ended: a run has ended, which may have imported modules of the plugin that were edited since the run began.
     """
     for identity in identities:
         name, _, digest = identity.partition(" ")
         module = sys.modules.get(name) if digest.startswith("sha256 ") else None
-        if module is not None and _imported.setdefault(module, _identity(module)) != identity:
+        if module is not None and _identity(module, refresh=not ended) != identity:
             return f"the plugin {name} has changed since the run was planned; give the command again"
     return ""
 
@@ -181,16 +185,44 @@ def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: obje
     return Entry(f"{module.__name__}:{table}[{key}]", lines[0] if lines else f"from {plugin}", identity)
 
 
-def _identity(module: ModuleType) -> str:
-    """Name and version of the distribution that installed the module, else name and digest of its source files."""
+def _identity(module: ModuleType, *, refresh: bool = True) -> str:
+    """Name and version of the distribution that installed the module, else name and digest of its source files.
+
+    With those of the user's own modules that it imports (`suite.imports.digests_of`, also for `refresh`).
+    """
     file = Path(module.__file__ or "")
     if "site-packages" in file.parts:
         # this reads the list of files of every package that is installed
         distributions = importlib.metadata.packages_distributions().get(module.__name__.partition(".")[0])
         if distributions:
             return f"{distributions[0]} {importlib.metadata.version(distributions[0])}"
-    files = file.parent.rglob("*.py") if file.name == "__init__.py" else [file]
-    return f"{module.__name__} sha256 {files_digest(files, file.parent)[:16]}"
+    digest, own = _imported.setdefault(module, _own(module))
+    if others := {name: text for name, text in digests_of(own, refresh=refresh).items() if name not in own}:
+        text = "".join(f"{name}\0{others[name]}\0" for name in sorted(others))
+        digest = hashlib.sha256(f"{digest}\0{text}".encode()).hexdigest()
+    return f"{module.__name__} sha256 {digest[:16]}"
+
+
+def _own(module: ModuleType) -> tuple[str, frozenset[str]]:
+    """The digest of the source files of a plugin as they are now, and the names of their modules."""
+    file, name = Path(module.__file__ or ""), module.__name__
+    if file.name != "__init__.py":
+        return files_digest([file], file.parent), frozenset({name})
+    files = list(file.parent.rglob("*.py"))
+    parts = (path.relative_to(file.parent).with_suffix("").parts for path in files)
+    names = frozenset(".".join((name, *part)).removesuffix(".__init__") for part in parts)
+    return files_digest(files, file.parent), names
+
+
+def _changed(module: ModuleType) -> str:
+    """What this process has of a plugin in another form than its files have now, in words; "" where nothing is."""
+    if module not in _imported:
+        # an installed one, which has a version
+        return ""
+    if _own(module) != _imported[module]:
+        return "its file"
+    other = edited(digests_of(_imported[module][1]))
+    return f"the module {other}, which it imports," if other else ""
 
 
 def _check_importable(place: str, value: Any) -> None:

@@ -185,6 +185,11 @@ def execute(
     with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
         status, error = _carry_out(run, worker, stop)
         columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
+    if status == "ok" and (reason := changed_since_planned(run.plugins.values(), ended=True)):
+        status, error = "failed", reason
+        # who undoes the edit must not continue what it has trained
+        with contextlib.suppress(OSError):
+            checkpoints.remove(checkpoint)
     if worker.sharded:
         columns["device"] += ", sharded"
     alive("writing rows", worker.outcome.step)

@@ -8,7 +8,7 @@
 | `mamba2-hf` | `Mamba2ForCausalLM` of transformers | `mamba2` |
 | `gpt2` | `GPT2LMHeadModel` of transformers | `attention` |
 | `gpt_neox` | `GPTNeoXForCausalLM` of transformers, Pythia among others | `pythia` |
-| `gla`, `retnet`, `hgrn2`, `gsa` | fla-hub (fla-org/flash-linear-attention at 0315a70ea5) | same |
+| `gla`, `retnet`, `hgrn2`, `gsa` | fla-hub (flash-linear-attention 0.6.0) | same |
 
 A layout is a table: our name of a weight, and theirs. Where a weight of ours is several of theirs, one below the other,
 the table has a tuple. Where rows stand in another order, the layout has a function that gives it.
@@ -17,60 +17,16 @@ the table has a tuple. Where rows stand in another order, the layout has a funct
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Settings = Mapping[str, Any]
-Names = dict[str, str | tuple[str, ...]]
+from subquad.models.layout import Layout, Names, Settings, options_of, sizes_of, unless
 
 BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".inv_freq")
 """Endings of names of buffers that transformers has saved at times, and that follow from the settings."""
-LAYER = re.compile(r"layers\.(\d+)\.(.+)")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One layout. `{i}` in a name stands for the number of a layer."""
-
-    model: str
-    """Name of the model in the suite."""
-    options: Callable[[Settings], dict[str, Any]]
-    """Our options from their settings (`config.json`). KeyError for a setting that is missing."""
-    settings: Callable[[dict[str, Any], int, int], dict[str, Any]]
-    """Their settings from our options, the size of the vocabulary and the longest sequence."""
-    network: Names
-    """Weights outside the layers."""
-    layer: Names
-    """Weights of a layer, without `layers.{i}.` on our side."""
-    transposed: tuple[str, ...] = ()
-    """Endings of our names of matrices that they keep as [inputs, outputs]."""
-    reordered: tuple[str, ...] = ()
-    """Endings of our names of weights whose rows they keep in another order."""
-    order: Callable[[nn.Module], Tensor] | None = None
-    """The order of these: our row i is their row order[i]."""
-
-    def rows(self, name: str, model: nn.Module) -> Tensor | None:
-        """The order of the rows of one of our weights, where it is not theirs."""
-        return self.order(model) if self.order is not None and name.endswith(self.reordered) else None
-
-    def theirs(self, name: str) -> tuple[str, ...]:
-        """Their names of one of our weights. KeyError for a weight that the layout does not have."""
-        found = LAYER.fullmatch(name)
-        names = self.network[name] if found is None else self.layer[found[2]]
-        number = "" if found is None else found[1]
-        return tuple(part.replace("{i}", number) for part in ([names] if isinstance(names, str) else names))
-
-
-def _unless(settings: Settings, **expected: Any) -> None:
-    """Raises ValueError for a setting with another value than the one our model has."""
-    for key, value in expected.items():
-        if settings.get(key, value) != value:
-            raise ValueError(f"config.json: {key}={settings[key]!r} is not supported, only {value!r}")
 
 
 def _unlimited(settings: Settings, key: str) -> None:
@@ -81,27 +37,6 @@ def _unlimited(settings: Settings, key: str) -> None:
     least, most = settings.get(key) or (0.0, "inf")
     if float(least) > 0 or float(most["__float__"] if isinstance(most, Mapping) else most) != math.inf:
         raise ValueError(f"config.json: {key}={settings[key]!r} is not supported, only [0.0, Infinity]")
-
-
-def _options(settings: Settings, *, tied: bool, **own: Any) -> dict[str, Any]:
-    """The options that are named alike in most layouts of `transformers`, and those of one. tied: a default of it."""
-    return {
-        "d_model": settings["hidden_size"],
-        "num_layers": settings["num_hidden_layers"],
-        "tie_embeddings": settings.get("tie_word_embeddings", tied),
-        **own,
-    }
-
-
-def sizes_of(options: Mapping[str, Any], vocab_size: int, **own: Any) -> dict[str, Any]:
-    """The reverse: the settings that are named alike in most layouts of `transformers`, and those of one."""
-    return {
-        "vocab_size": vocab_size,
-        "hidden_size": options["d_model"],
-        "num_hidden_layers": options["num_layers"],
-        "tie_word_embeddings": options["tie_embeddings"],
-        **own,
-    }
 
 
 # ---------------------------------------------------------------- Mamba
@@ -121,13 +56,15 @@ MAMBA_LAYER: Names = {
 
 
 def _mamba_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
+    unless(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
     inner = dict(settings.get("ssm_cfg") or {})
-    _unless(inner, layer="Mamba1", expand=2, d_conv=4)
+    unless(inner, layer="Mamba1")
     return {
         "d_model": settings["d_model"],
         "num_layers": settings["n_layer"],
         "d_state": inner.get("d_state", 16),
+        "d_conv": inner.get("d_conv", 4),
+        "expand": inner.get("expand", 2),
         "dt_rank": inner["dt_rank"] if isinstance(inner.get("dt_rank"), int) else None,
         "tie_embeddings": settings.get("tie_embeddings", True),
         "norm_eps": 1e-5,
@@ -149,10 +86,16 @@ def mamba_settings(options: dict[str, Any], vocab_size: int, length: int) -> dic
     }
 
 
+def _mamba1_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
+    settings = mamba_settings(options, vocab_size, length)
+    return settings | {"ssm_cfg": settings["ssm_cfg"] | {key: options[key] for key in ("d_conv", "expand")}}
+
+
 def _mamba_hf_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, expand=2, conv_kernel=4, use_conv_bias=True, use_bias=False, hidden_act="silu")
+    unless(settings, use_conv_bias=True, use_bias=False, hidden_act="silu")
     own = {"d_state": settings["state_size"], "dt_rank": settings["time_step_rank"]}
-    return _options(settings, tied=True, norm_eps=settings["layer_norm_epsilon"], **own)
+    own |= {"d_conv": settings["conv_kernel"], "expand": settings["expand"]}
+    return options_of(settings, tied=True, norm_eps=settings["layer_norm_epsilon"], **own)
 
 
 def _mamba_hf_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
@@ -161,6 +104,8 @@ def _mamba_hf_settings(options: dict[str, Any], vocab_size: int, length: int) ->
         "architectures": ["MambaForCausalLM"],
         "state_size": options["d_state"],
         "time_step_rank": options["dt_rank"] or -(-options["d_model"] // 16),
+        "conv_kernel": options["d_conv"],
+        "expand": options["expand"],
         "layer_norm_epsilon": options["norm_eps"],
     }
     return sizes_of(options, vocab_size, **own)
@@ -182,9 +127,9 @@ MAMBA2_LAYER: Names = {
 
 
 def _mamba2_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
+    unless(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
     inner = dict(settings["ssm_cfg"])
-    _unless(inner, layer="Mamba2", ngroups=1, D_has_hdim=False, rmsnorm=True, norm_before_gate=False, d_ssm=None)
+    unless(inner, layer="Mamba2", ngroups=1, D_has_hdim=False, rmsnorm=True, norm_before_gate=False, d_ssm=None)
     _unlimited(inner, "dt_limit")
     return {
         "d_model": settings["d_model"],
@@ -214,11 +159,11 @@ def _mamba2_settings(options: dict[str, Any], vocab_size: int, length: int) -> d
 
 
 def _mamba2_hf_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, n_groups=1, use_conv_bias=True, use_bias=False, hidden_act="silu")
+    unless(settings, n_groups=1, use_conv_bias=True, use_bias=False, hidden_act="silu")
     _unlimited(settings, "time_step_limit")
     own = {"d_state": settings["state_size"], "d_conv": settings["conv_kernel"]}
     own |= {"head_dim": settings["head_dim"], "expand": settings["expand"]}
-    return _options(settings, tied=False, norm_eps=settings["layer_norm_epsilon"], **own)
+    return options_of(settings, tied=False, norm_eps=settings["layer_norm_epsilon"], **own)
 
 
 def _mamba2_hf_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
@@ -249,7 +194,7 @@ GPT2_PARTS = {
 
 
 def _gpt2_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, activation_function="gelu_new", scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
+    unless(settings, activation_function="gelu_new", scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False)
     return {
         "d_model": settings["n_embd"],
         "num_layers": settings["n_layer"],
@@ -288,11 +233,11 @@ NEOX_PARTS = {
 
 
 def _neox_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, hidden_act="gelu", use_parallel_residual=True, attention_bias=True, rope_scaling=None)
+    unless(settings, hidden_act="gelu", use_parallel_residual=True, attention_bias=True, rope_scaling=None)
     # newer versions of transformers keep all about rotary positions in one setting, whose type was `type` first
     rotary = {"rotary_pct": 0.25, "rotary_emb_base": 10000, **settings}
     rope = settings.get("rope_parameters") or {}
-    _unless({"rope_type": rope.get("type", "default"), **rope}, rope_type="default")
+    unless({"rope_type": rope.get("type", "default"), **rope}, rope_type="default")
     base = rope.get("rope_theta", rotary["rotary_emb_base"])
     if base != 10000:
         raise ValueError(f"config.json: rotary_emb_base={base!r} is not supported, only 10000")
@@ -302,7 +247,7 @@ def _neox_options(settings: Settings) -> dict[str, Any]:
         "rotary_fraction": rope.get("partial_rotary_factor", rotary["rotary_pct"]),
         "norm_eps": settings.get("layer_norm_eps", 1e-5),
     }
-    return _options(settings, tied=False, **own)
+    return options_of(settings, tied=False, **own)
 
 
 def _neox_settings(options: dict[str, Any], vocab_size: int, length: int) -> dict[str, Any]:
@@ -345,6 +290,11 @@ FLA_NETWORK: Names = {
 }
 
 
+FLA_OUTPUT_EPS = 1e-5
+"""Epsilon of the output norms of HGRN2 and GSA, which these layers do not give to `rms_norm_linear`, whatever
+`norm_eps` says (fla/layers/hgrn2.py and fla/layers/gsa.py in all releases, 0.1 to 0.6.0)."""
+
+
 def _fla_layer(proj: str, parts: str, more: Mapping[str, str]) -> Names:
     """The table of a layer. proj: our name of the joined projections; parts: a letter for each of theirs."""
     at = "model.layers.{i}"
@@ -360,13 +310,13 @@ def _fla_layer(proj: str, parts: str, more: Mapping[str, str]) -> Names:
 
 
 def _fla_options(settings: Settings, **own: Any) -> dict[str, Any]:
-    _unless(settings, use_short_conv=False, hidden_act="swish", attn=None, num_kv_heads=None, use_output_gate=True)
+    unless(settings, use_short_conv=False, hidden_act="swish", attn=None, num_kv_heads=None, use_output_gate=True)
     width = settings["hidden_size"]
     inner = settings.get("intermediate_size")
     if inner is None:
         # rounded as fla/modules/mlp.py rounds it
         inner = 256 * -(-int(width * (settings.get("hidden_ratio") or 4) * 2 / 3) // 256)
-    return _options(settings, tied=False, mlp_ratio=inner / width, norm_eps=settings.get("norm_eps", 1e-6), **own)
+    return options_of(settings, tied=False, mlp_ratio=inner / width, norm_eps=settings.get("norm_eps", 1e-6), **own)
 
 
 def fla_settings(kind: str, options: dict[str, Any], vocab_size: int, length: int, **own: Any) -> dict[str, Any]:
@@ -381,32 +331,31 @@ def fla_settings(kind: str, options: dict[str, Any], vocab_size: int, length: in
 
 
 def _gla_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, expand_v=1, feature_map=None, clamp_min=None)
+    unless(settings, expand_v=1, feature_map=None, clamp_min=None)
     heads, expand_k = settings["num_heads"], settings.get("expand_k", 0.5)
     return _fla_options(settings, num_heads=heads, expand_k=expand_k)
 
 
 def _retnet_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, expand_k=1, feature_map=None)
+    unless(settings, expand_k=1, feature_map=None)
     expand_v = int(settings.get("expand_v", 2))
     return _fla_options(settings, num_heads=settings["num_heads"], expand_v=expand_v)
 
 
 def _hgrn2_options(settings: Settings) -> dict[str, Any]:
-    _unless(settings, use_lower_bound=True)
+    unless(settings, use_lower_bound=True)
     ratio = settings.get("expand_ratio", 128)
     heads = settings["hidden_size"] // ratio if ratio else settings["num_heads"]
-    return _fla_options(settings, num_heads=heads)
+    return _fla_options(settings, num_heads=heads, output_norm_eps=FLA_OUTPUT_EPS)
 
 
 def _gsa_options(settings: Settings) -> dict[str, Any]:
-    _unless({**settings, "use_output_gate": None}, expand_k=1, expand_v=1, feature_map="swish", use_norm=True)
+    unless({**settings, "use_output_gate": None}, expand_k=1, expand_v=1, feature_map="swish", use_norm=True)
     heads = settings["num_heads"]
     slots = settings.get("num_slots") or settings["hidden_size"] // heads
     plain = {**settings, "use_output_gate": True}
-    return _fla_options(
-        plain, num_heads=heads, num_slots=slots, damping=float(settings.get("gate_logit_normalizer", 8))
-    )
+    damping = float(settings.get("gate_logit_normalizer", 8))
+    return _fla_options(plain, num_heads=heads, num_slots=slots, damping=damping, output_norm_eps=FLA_OUTPUT_EPS)
 
 
 MAMBA_NETWORK: Names = {
@@ -417,7 +366,7 @@ MAMBA_NETWORK: Names = {
 MAMBA_HF_NETWORK: Names = {**MAMBA_NETWORK, "encoder.weight": "backbone.embeddings.weight"}
 
 LAYOUTS: dict[str, Layout] = {
-    "mamba": Layout("mamba", _mamba_options, mamba_settings, MAMBA_NETWORK, MAMBA_LAYER),
+    "mamba": Layout("mamba", _mamba_options, _mamba1_settings, MAMBA_NETWORK, MAMBA_LAYER),
     "mamba-hf": Layout("mamba", _mamba_hf_options, _mamba_hf_settings, MAMBA_HF_NETWORK, MAMBA_LAYER),
     "mamba2": Layout("mamba2", _mamba2_options, _mamba2_settings, MAMBA_NETWORK, MAMBA2_LAYER),
     "mamba2-hf": Layout("mamba2", _mamba2_hf_options, _mamba2_hf_settings, MAMBA_HF_NETWORK, MAMBA2_LAYER),

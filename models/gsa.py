@@ -32,7 +32,7 @@ from subquad.models.parts.mixer import FusedStepMixer, Mixer
 from subquad.models.parts.norms import NormKind, RMSNorm
 from subquad.models.parts.step import shared_norm, step_linear
 from subquad.models.parts.time_axis import LeftPadding, blank
-from subquad.suite.bounds import Positive, Ratio, Width
+from subquad.suite.bounds import Epsilon, Positive, Ratio, Width
 from subquad.suite.contracts import TaskSpec
 
 State = tuple[Tensor, Tensor]
@@ -72,7 +72,7 @@ class GSA(FusedStepMixer):
         self.gate = nn.Parameter(torch.empty(self.num_heads, self.num_slots)) if constant else None
         fixed = torch.log1p(-(2.0 ** -(5.0 + torch.arange(self.num_heads)))).unsqueeze(-1)
         self.register_buffer("log_decay", fixed if config.gate == "retnet" else None, persistent=False)
-        self.norm = RMSNorm(d_model, eps=config.norm_eps)
+        self.norm = RMSNorm(d_model, eps=config.output_norm_eps or config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
         self.reset_parameters()
 
@@ -159,7 +159,9 @@ class GSA(FusedStepMixer):
 class GSAConfig(BackboneConfig):
     """GSA in the network of its paper: RMS norms and SwiGLU."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*BackboneConfig.left_out_when_off, "gate", "readout")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        *BackboneConfig.left_out_when_off, "gate", "readout", "output_norm_eps",
+    )  # fmt: skip
     heads_divide: ClassVar[tuple[str, ...]] = ("d_model",)
 
     channel_mixer: ChannelMixerKind = "swiglu"
@@ -176,6 +178,8 @@ class GSAConfig(BackboneConfig):
     `retnet`: the decay of a head is 1 - 2^(-5 - h), as in RetNet, and writing strengths are those of GSA."""
     readout: Readout | None = None
     """Function of K_t q_t in place of the softmax over slots: none (`identity`), Swish, ReLU or ReLU squared."""
+    output_norm_eps: Epsilon | None = None
+    """Epsilon of the norm of o_t. None: `norm_eps`. In flash-linear-attention it is 1e-5 whatever `norm_eps` is."""
 
     def mixer(self, layer: int, spec: TaskSpec) -> Mixer:
         return GSA(self)

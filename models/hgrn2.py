@@ -29,7 +29,7 @@ from subquad.models.parts.mixer import Mixer
 from subquad.models.parts.norms import RMSNorm
 from subquad.models.parts.options import require_divides
 from subquad.models.parts.step import step_linear
-from subquad.suite.bounds import Width
+from subquad.suite.bounds import Epsilon, Width
 from subquad.suite.contracts import TaskSpec
 
 
@@ -57,7 +57,7 @@ class HGRN2(GatedLinearMixer):
         self.layer = layer
         self.lower_bounds = lower_bounds
         self.proj = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.norm = RMSNorm(d_model, eps=config.norm_eps)
+        self.norm = RMSNorm(d_model, eps=config.output_norm_eps or config.norm_eps)
         self.out = ResidualLinear(d_model, d_model, bias=False)
 
     def _project(self, x: Tensor, norm: nn.Module | None = None) -> Projected:
@@ -77,7 +77,9 @@ class HGRN2(GatedLinearMixer):
 class HGRN2Config(SwiGLUConfig):
     """HGRN2 in the network of the GSA paper: RMS norms and SwiGLU."""
 
-    left_out_when_off: ClassVar[tuple[str, ...]] = (*SwiGLUConfig.left_out_when_off, "expand_ratio")
+    left_out_when_off: ClassVar[tuple[str, ...]] = (
+        *SwiGLUConfig.left_out_when_off, "expand_ratio", "output_norm_eps",
+    )  # fmt: skip
 
     num_heads: Width = 4
     """The GSA paper keeps d_model / num_heads, the expansion of the state, at 128."""
@@ -86,6 +88,8 @@ class HGRN2Config(SwiGLUConfig):
     on MQAR, which is 1, 1, 2 and 4 heads at the widths 64 to 512 (OpenNLPLab/Zoology at
     2af2135f4e3649a44a78b7938c70eb7b244e8965, zoology/experiments/hgrn/hgrn2.py)."""
     lower_bound: bool = True
+    output_norm_eps: Epsilon | None = None
+    """Epsilon of the norm of o_t. None: `norm_eps`. In flash-linear-attention it is 1e-5 whatever `norm_eps` is."""
 
     @property
     def heads(self) -> int:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subquad.models.checkpoints import LAYOUTS, fla_settings, mamba_settings, sizes_of
+from subquad.models.checkpoints import LAYOUTS, fla_settings, mamba_settings
+from subquad.models.layout import sizes_of
 from subquad.suite.contracts import IGNORE, TaskSpec
 from subquad.suite.model import Model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,9 @@ def export_weights(
     said = known.model_dump(mode="json")
     if lost := [key for key in options.keys() | said.keys() if _lost(key, options.get(key), said.get(key))]:
         raise ValueError(f"{path}: the layout {layout or fitting[0]} has no field for {', '.join(sorted(lost))}")
+    if (ours := _output_eps(options)) != (fixed := _output_eps(said)):
+        differ = f"always has output_norm_eps={fixed:g}, and the run has {ours:g}, so logits differ"
+        typer.echo(f"note: the layout {layout or fitting[0]} {differ}", err=True)
     tensors = checkpoints.unload(model, chosen)
     with writable("--out", out):
         out.mkdir(parents=True, exist_ok=True)
@@ -139,12 +143,17 @@ OF_TRAINING = (
 
 def _lost(key: str, ours: Any, said: Any) -> bool:
     """Whether a layout changes an option. What is a default of ours is a number in some layouts."""
-    if key in (*OF_TRAINING, "version") or (ours is None and key in ("dt_rank", "head_dim")):
+    if key in (*OF_TRAINING, "version", "output_norm_eps") or (ours is None and key in ("dt_rank", "head_dim")):
         return False
     if isinstance(ours, float) and isinstance(said, (int, float)):
         # an inner width that was rounded up
         return abs(ours - said) > (0.1 * ours if key == "mlp_ratio" else 0.0)
     return bool(ours != said)
+
+
+def _output_eps(options: Mapping[str, Any]) -> float:
+    """Epsilon of the norm of a mixer's outputs."""
+    return float(options.get("output_norm_eps") or options["norm_eps"])
 
 
 def _safetensors() -> Any:

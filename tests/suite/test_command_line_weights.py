@@ -93,10 +93,21 @@ def test_a_checkpoint_of_transformers_gives_its_logits_and_comes_back_bit_by_bit
         assert torch.equal(again(inputs).logits, model(inputs).logits)
 
 
+UNUSUAL = {
+    "mamba": {"d_conv": 3, "expand": 3},
+    "mamba2": {"d_conv": 3, "expand": 3},
+    "hgrn2": {"output_norm_eps": 1e-5},
+    "gsa": {"output_norm_eps": 1e-5},
+}
+"""Options of our models that their layouts keep."""
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_comes_back_bit_by_bit(name, tmp_path, command_line):
     layout = LAYOUTS[name]
-    config = MODELS.load(layout.model)(num_layers=2, d_model=64, tie_embeddings=False)
+    config = MODELS.load(layout.model)(
+        num_layers=2, d_model=64, tie_embeddings=False, **UNUSUAL.get(layout.model, {})
+    )  # fmt: skip
     folder = tmp_path / "first"
     torch.manual_seed(0)
     model = spread(config.build(SPEC))
@@ -125,6 +136,15 @@ def test_options_that_a_layout_cannot_say_are_named(name, option, value, tmp_pat
     torch.save({"config": json.dumps(settings_of(name, config)), "model": config.build(SPEC).state_dict()}, path)
     done = command_line("weights", "export", path, "--out", tmp_path / "out")
     assert (done.returncode, f"has no field for {option}" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("eps", "differ"), [(1e-6, True), (1e-5, False)])
+def test_an_export_says_where_the_library_has_another_epsilon(eps, differ, tmp_path, command_line):
+    config = MODELS.load("gsa")(num_layers=1, d_model=64, norm_eps=eps)
+    path = tmp_path / "mine.weights"
+    torch.save({"config": json.dumps(settings_of("gsa", config)), "model": config.build(SPEC).state_dict()}, path)
+    done = command_line("weights", "export", path, "--out", tmp_path / "out")
+    assert (done.returncode, "output_norm_eps=1e-05, and the run has 1e-06" in done.stderr) == (0, differ)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

@@ -109,6 +109,11 @@ class Run(ABC):
         """All settings as JSON values, defaults filled in, with the versions of what is run: what identifies it."""
 
     @property
+    def imports(self) -> frozenset[str]:
+        """Identities of the plugins that a process imports when it gets the run."""
+        return frozenset(self.plugins.values())
+
+    @property
     def is_planned_only(self) -> bool:
         """Whether the run cannot start, because its data are not there; then its run id is not known either."""
         return False

@@ -31,7 +31,7 @@ from subquad.suite.environment import cores, device_name, pick_device
 from subquad.suite.executors.contract import LeftRunningError, Settings
 from subquad.suite.executors.packing import Room, multi_process_service
 from subquad.suite.executors.processes import SIGNALS, StopFlag, kill_children
-from subquad.suite.executors.queue import Display, RunQueue
+from subquad.suite.executors.queue import Display, RunQueue, may_carry_out
 from subquad.suite.executors.team import Team, follow, give
 from subquad.suite.executors.workers import SILENCE_S, run_in_workers
 from subquad.suite.options import Config
@@ -202,6 +202,18 @@ def run_all(
     return queue.ended
 
 
+def _check_together(runs: Sequence[Run]) -> None:
+    """Raises ValueError unless one process may carry out all these runs."""
+    imported = frozenset[str]().union(*(run.imports for run in runs))
+    for run in runs:
+        if not may_carry_out(run, imported):
+            name = min(imported - run.imports).partition(" ")[0]
+            raise ValueError(
+                f"{run.title}: it would share this process with the plugin {name}, which may have changed anything in "
+                "it; give the runs that use the same plugins in a call of their own, for example by --only"
+            )
+
+
 def run_in_sequence(
     queue: RunQueue, root: Path, device: torch.device, stop: Any, options: dict[str, Any], *, place: str = ""
 ) -> None:
@@ -271,11 +283,13 @@ class Local(Config):
     def __call__(self, runs: Sequence[Run], root: Path, display: Display, settings: Settings) -> list[Finished]:
         device = pick_device(settings.device)
         if parallel.launched():
+            _check_together(runs)
             return self._under_torchrun(runs, root, device, display, settings)
         team = Team(settings.processes, self.sharded) if settings.processes > 1 else None
         jobs = max(1, cores() // settings.threads) if settings.packed else settings.jobs or 1
         if multiprocessing.current_process().daemon or str(root).startswith("memory:"):
             # such a process may start no others, and no other process sees what is written there
+            _check_together(runs)
             jobs = 0
         return run_all(runs, root, device, display, settings, jobs=jobs, team=team, silence_s=60 * self.hang_minutes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,14 @@ class Display(Protocol):
     def repeated(self, run: Run, reason: str) -> None: ...
 
     def waiting(self, num_runs: int, holders: str) -> None: ...
+
+
+def may_carry_out(run: Run, imported: Collection[str]) -> bool:
+    """Whether a process that has imported these plugins may carry out a run: whether the run uses all of them.
+
+    A plugin may have changed anything in its process, such as the default dtype or a metric.
+    """
+    return run.imports.issuperset(imported)
 
 
 class RunQueue:

@@ -1,8 +1,8 @@
 """Runs on a Ray cluster: one that is there, by its address, or one that is started on this machine for the grid.
 
 Slots are actors, processes of the cluster that carry out one run after the other, so torch is loaded once for many
-runs. Ray decides which node and GPU a slot gets, and how many share a GPU (`gpus=0.25`). This process holds the claims
-and hands out the runs:
+runs. A run that does not use a plugin of an earlier one gets a new slot. Ray decides which node and GPU a slot gets,
+and how many share a GPU (`gpus=0.25`). This process holds the claims and hands out the runs:
 
 - If a slot dies with its node, its run continues on another slot from its last checkpoint. If it dies alone (killed,
   out of host memory), that costs one of the run's two tries.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -33,9 +34,10 @@ from subquad.suite.environment import IMPORTED_FROM, pick_device
 from subquad.suite.executors.contract import Settings
 from subquad.suite.executors.local import StopSignals
 from subquad.suite.executors.processes import StopFlag
-from subquad.suite.executors.queue import Display, RunQueue
+from subquad.suite.executors.queue import Display, RunQueue, may_carry_out
 from subquad.suite.executors.workers import TRIES, device_fault
 from subquad.suite.options import Config
+from subquad.suite.plugins import reason_of, unloaded
 from subquad.suite.runner import Finished, execute, store_failure
 from subquad.suite.runs import Progress, Run
 from subquad.suite.store.claims import Claims
@@ -157,13 +159,21 @@ class _Actor:
     def stop(self) -> None:
         self.asked_to_stop.set()
 
-    def carry_out(self, run: Run, fresh: bool) -> tuple[Finished | None, str | None]:
-        """Returns how the run ended (None if it was interrupted) and why the slot can no longer use its device."""
+    def carry_out(self, sent: bytes, fresh: bool) -> tuple[Finished | str | None, str | None]:
+        """Returns how the run ended, and why the slot can no longer use its device.
+
+        In place of how it ended, None if it was interrupted, or why its code cannot be imported here.
+        """
 
         def report(progress: Progress) -> None:
             self.last = progress
 
         self.last = None
+        try:
+            # this imports the plugins of the run, whose files may have changed since the run was planned
+            run = pickle.loads(sent)
+        except (Exception, SystemExit) as error:
+            return reason_of(error), None
         try:
             stop = self.asked_to_stop.is_set
             options = self.options | {"fresh": fresh}
@@ -180,6 +190,9 @@ class _Slot:
         self.actor = actor
         self.words = self.node = ""
         self.run: Run | None = None
+        self.fresh = False
+        self.plugins: frozenset[str] = frozenset()
+        """Identities of the plugins that the process has imported."""
         self.answer = actor.place.remote()
         self.progress: Any = None
 
@@ -187,9 +200,19 @@ class _Slot:
     def idle(self) -> bool:
         return bool(self.node) and self.run is None
 
+    def placed(self, words: str, node: str) -> None:
+        self.words, self.node = words, node
+        self._start()
+
     def give(self, run: Run, *, fresh: bool) -> None:
-        self.run = run
-        self.answer = self.actor.carry_out.remote(run, fresh)
+        """Lets the slot carry out a run, once its process has started."""
+        self.run, self.fresh = run, fresh
+        self.plugins |= run.imports
+        self._start()
+
+    def _start(self) -> None:
+        if self.run is not None and self.node:
+            self.answer = self.actor.carry_out.remote(pickle.dumps(self.run), self.fresh)
 
     def news(self, ready: set[Any]) -> Progress | None:
         """The progress of the run if it has answered, and asks for the next one."""
@@ -225,7 +248,7 @@ class _Cluster:
         asked = False
         while True:
             if not stop.is_set():
-                for slot in self.slots:
+                for slot in list(self.slots):
                     self._hand_out(slot)
             elif not asked:
                 asked = True
@@ -250,6 +273,9 @@ class _Cluster:
         if slot.idle and (run := self.queue.next(slot.words)):
             self.tries[run.run_id] += 1
             self.starts[run.run_id] += 1
+            if not may_carry_out(run, slot.plugins):
+                self._remove(slot)
+                slot = self._add_slot()
             # a run that was lost continues from the checkpoint that it saved since
             slot.give(run, fresh=self.settings.fresh and self.starts[run.run_id] == 1)
 
@@ -259,8 +285,14 @@ class _Cluster:
 
         wanted = self.settings.jobs or sum(self._fit(node["Resources"]) for node in ray.nodes() if node["Alive"])
         for _ in range(len(self.slots), min(wanted, self.num_runs - len(self.queue.ended))):
-            actor = ray.remote(_Actor).options(num_cpus=self.settings.threads, num_gpus=self.gpus, max_concurrency=3)
-            self.slots.append(_Slot(actor.remote(self.root, self.settings.device, self.options)))
+            self._add_slot()
+
+    def _add_slot(self) -> _Slot:
+        import ray
+
+        actor = ray.remote(_Actor).options(num_cpus=self.settings.threads, num_gpus=self.gpus, max_concurrency=3)
+        self.slots.append(_Slot(actor.remote(self.root, self.settings.device, self.options)))
+        return self.slots[-1]
 
     def _fit(self, resources: dict[str, float]) -> int:
         """Number of runs that fit on a node."""
@@ -289,13 +321,17 @@ class _Cluster:
             self._bury(slot, error)
             return
         self.failed_starts = 0
-        if slot.run is None:
-            slot.words, slot.node = answer
+        if not slot.node:
+            slot.placed(*answer)
             return
+        assert slot.run is not None
         run, slot.run = slot.run, None
         finished, fault = answer
         if finished is None:
             self.queue.leave(run)
+        elif isinstance(finished, str):
+            reason = unloaded(run.plugins.values(), finished)
+            self.queue.end(store_failure(run, self.root, torch.device("cpu"), reason))
         elif fault is None or not self._repeat(run, fault):
             self.queue.end(finished)
         if fault is not None:
@@ -307,10 +343,11 @@ class _Cluster:
 
         self._remove(slot)
         run = slot.run
-        if run is None:
+        if not slot.node:
             self.failed_starts += 1
             if self.failed_starts >= FAILED_STARTS:
                 raise ValueError(f"no process of the Ray cluster can carry out runs: {error}")
+        if run is None:
             return
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         # the connection to a node breaks before the cluster knows that the node is lost
@@ -318,7 +355,7 @@ class _Cluster:
             self.lost_nodes[run.run_id] += 1
             if self.lost_nodes[run.run_id] < LOST_NODES:
                 self.tries[run.run_id] -= 1
-            reason = f"its node is lost: {slot.words}"
+            reason = f"its node is lost: {slot.words or 'before its process had started'}"
         else:
             reason = f"killed: {slot.words}"
         if not self._repeat(run, reason):

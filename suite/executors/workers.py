@@ -41,7 +41,7 @@ import torch
 from subquad.suite.executors import processes
 from subquad.suite.executors.packing import Load, Room, measure
 from subquad.suite.executors.processes import CONTEXT, LOST_SERVER, StopFlag
-from subquad.suite.executors.queue import RunQueue
+from subquad.suite.executors.queue import RunQueue, may_carry_out
 from subquad.suite.executors.team import GRACE_S, Leader, Team, end_with_parent, give
 from subquad.suite.identity import likeness
 from subquad.suite.plugins import reason_of, unloaded
@@ -245,7 +245,7 @@ class _Worker:
         self.run = run
         # the import of a plugin may hang
         self.signs.give("starting", 0)
-        self.plugins |= set(run.plugins.values())
+        self.plugins |= run.imports
         kind = kind_of(run)
         if kind != self.kind:
             self.kind, self.load = kind, None
@@ -349,8 +349,7 @@ class _Pool:
         if (run := self.queue.next(device)) is None:
             return False
         worker = used or next(iter(idle), None)
-        if worker is not None and not worker.plugins <= set(run.plugins.values()):
-            # a plugin may have changed anything in its process, such as the default dtype or a metric
+        if worker is not None and not may_carry_out(run, worker.plugins):
             self._dismiss(worker)
             worker = None
         if worker is None:

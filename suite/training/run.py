@@ -101,6 +101,10 @@ class TrainingRun(Run):
         return with_plugins(resolved, self.plugins)
 
     @property
+    def imports(self) -> frozenset[str]:
+        return super().imports | (frozenset() if self.base is None else self.base.imports)
+
+    @property
     def is_planned_only(self) -> bool:
         return self.fingerprint == NO_DATA or (self.base is not None and self.base.is_planned_only)
 

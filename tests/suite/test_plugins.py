@@ -23,7 +23,7 @@ from subquad.suite.plugins import load_plugin, load_plugins
 from subquad.suite.runner import execute
 from subquad.suite.settings.config import ExperimentConfig, name_plugins
 from subquad.suite.store import storage
-from tests.processes import in_a_process, until
+from tests.processes import until
 from tests.suite.test_workers import Recording, has_ended
 
 HOME = Path(__file__).resolve().parents[2]
@@ -152,39 +152,6 @@ def test_a_plugin_that_a_worker_imports_in_another_form_is_refused(plugin, grid,
     # an edit after the import does not change what the process computes
     path.write_text(before + "\n# changed later\n")
     assert execute(run, tmp_path / "results", torch.device("cpu")).status == "ok"
-
-
-@pytest.mark.slow
-def test_what_a_plugin_changes_in_its_process_is_no_part_of_the_runs_of_others(plugin, grid, tmp_path):
-    path = plugin(
-        """
-        from subquad.models.linear_attention import LinearAttentionConfig
-        from subquad.suite.training.scores import Scores
-
-        class Mine(LinearAttentionConfig):
-            \"\"\"A model of mine.\"\"\"
-
-        Scores.read = lambda self: {"accuracy": (1.0, 1.0), "loss": (0.0, 1.0)}
-        MODELS = {"mine": Mine}
-        """
-    )
-    choice = {"scale": None, "only": None, "overrides": None, "seeds": None, "data": None}
-    code = f"""
-from pathlib import Path
-from subquad.run_suite import REPOSITORY
-from subquad.suite.commands.planning import resolved_runs
-from subquad.suite.executors.local import run_all
-from tests.suite.test_workers import CPU, Recording, values
-_, runs = resolved_runs(REPOSITORY.with_plugins([{str(path)!r}]), {str(grid)!r}, **{choice!r})
-theirs, mine = sorted(runs, key=lambda run: len(run.plugins))
-run_all([mine, theirs], Path({str(tmp_path)!r}, "behind"), CPU, Recording(), jobs=1)
-run_all([theirs], Path({str(tmp_path)!r}, "alone"), CPU, Recording(), jobs=1)
-behind, alone = (values(Path({str(tmp_path)!r}, name), [theirs]) for name in ("behind", "alone"))
-assert behind == alone, (behind, alone)
-assert 0.0 in [row["value"] for row in values(Path({str(tmp_path)!r}, "behind"), [mine])]
-"""
-    done = in_a_process(code)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

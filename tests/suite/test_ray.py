@@ -1,13 +1,20 @@
 """A Ray cluster carries out every run once, whatever happens to its nodes."""
 
 import importlib.util
+import sys
 from collections import Counter
 
 import pytest
 import torch
 
+from subquad.run_suite import REPOSITORY
+from subquad.suite.commands.planning import resolved_runs
+from subquad.suite.environment import IMPORTED_FROM
 from subquad.suite.executors.contract import Settings, choose
 from subquad.suite.executors.local import OutOfTimeError, run_all
+from subquad.suite.training.scores import Scores
+from tests.suite.test_plugin_processes import CHANGING
+from tests.suite.test_plugins import GRID
 from tests.suite.test_workers import Recording, ending, values
 from tests.suite.toy import make_run
 
@@ -84,3 +91,31 @@ def test_a_cluster_whose_time_is_up_saves_its_runs(cluster, tmp_path):
     assert display.stops == 1
     assert len(list(tmp_path.rglob("*.checkpoint"))) == 3
     assert not list(tmp_path.rglob("*.claim"))
+
+
+def test_what_a_plugin_changes_in_its_slot_is_no_part_of_the_runs_of_others(tmp_path, monkeypatch):
+    name = "plugin_that_changes_its_process"
+    (tmp_path / f"{name}.py").write_text(CHANGING)
+    (tmp_path / "my-grid").mkdir()
+    (tmp_path / "my-grid" / "grid.yaml").write_text(GRID)
+    choice = {"scale": None, "only": None, "overrides": None, "seeds": "2", "data": None}
+    monkeypatch.setattr(Scores, "read", Scores.read)
+    monkeypatch.setattr("subquad.suite.executors.ray.IMPORTED_FROM", f"{IMPORTED_FROM}:{tmp_path}")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    _, runs = resolved_runs(
+        REPOSITORY.with_plugins([str(tmp_path / f"{name}.py")]), str(tmp_path / "my-grid"), **choice
+    )
+    runs.sort(key=lambda run: -len(run.plugins))
+    one, display = choose("ray"), Recording()
+    ended = one(runs, tmp_path / "behind", display, Settings(device="cpu", jobs=1))
+    assert [finished.status for finished in ended] == ["ok"] * 4, [finished.error for finished in ended]
+    assert display.repeats == []
+    # a process that cannot import the plugin says so
+    (tmp_path / f"{name}.py").write_text("MODELS = {")
+    (ended,) = one(runs[:1], tmp_path / "broken", Recording(), Settings(device="cpu", jobs=1))
+    assert f"the plugin {name} cannot be imported any more: SyntaxError" in ended.error
+    one(runs[2:], tmp_path / "alone", Recording(), Settings(device="cpu", jobs=1))
+    assert values(tmp_path / "behind", runs[2:]) == values(tmp_path / "alone", runs[2:])
+    losses = [row["value"] for row in values(tmp_path / "behind", runs[:1]) if row["metric"] == "loss"]
+    assert 0.0 in losses
+    del sys.modules[name]

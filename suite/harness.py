@@ -10,8 +10,12 @@ longer than what they read; here the first is encoded alone, and the second is r
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import math
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from numbers import Real
@@ -23,6 +27,7 @@ from torch import Tensor
 
 from subquad.suite.environment import with_extra
 from subquad.suite.generate import Sampling, end_of_stop, generate
+from subquad.suite.imports import content_of
 from subquad.suite.model import Model
 from subquad.suite.registry import nearest
 
@@ -38,6 +43,10 @@ END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 RULES = 3
 """Raised whenever the same question of the same model may have another answer."""
 PACKAGE = "lm_eval"
+ASKED = ("doc_id", "doc", "target", "arguments")
+"""Entries of a sample that do not depend on the model."""
+PLACES = ("dataset_path", "dataset_name", "dataset_kwargs", "metadata")
+"""Settings of a task that say where its files are, which is no part of an identity."""
 
 
 class Score(NamedTuple):
@@ -50,6 +59,14 @@ class Score(NamedTuple):
     """Its standard error, where the harness gives one."""
     shots: int | None
     """Examples in its prompts; None for a group whose tasks differ in it."""
+
+
+class Evaluation(NamedTuple):
+    """The scores of a model, and a digest of all that it was asked."""
+
+    scores: list[Score]
+    asked: str
+    """SHA-256 of the documents, prompts and right answers, the settings of the tasks, and the user's code in them."""
 
 
 def version() -> str:
@@ -245,7 +262,7 @@ def evaluate(
     folder: Path | None = None,
     num_fewshot: int | None = None,
     limit: int | None = None,
-) -> list[Score]:
+) -> Evaluation:
     """The scores of a model on tasks of the harness.
 
     folder: YAML files with tasks of one's own. num_fewshot: examples in a prompt; None: the task's own number.
@@ -277,6 +294,7 @@ def evaluate(
             questions = enumerate(zip(contexts, rules, strict=True))
             return [answers.continued(context, *rule, seed=number) for number, (context, rule) in questions]
 
+    before = set(sys.modules)
     manager, adapter = _manager(tasks, folder), Adapter()
     try:
         found = simple_evaluate(
@@ -286,7 +304,7 @@ def evaluate(
             limit=limit,
             task_manager=manager,
             bootstrap_iters=100,
-            log_samples=False,
+            log_samples=True,
         )
     except (ConnectionError, FileNotFoundError) as error:
         raise ValueError(f"--tasks {','.join(tasks)}: the data of a task are not here ({_short(error)})") from None
@@ -296,9 +314,20 @@ def evaluate(
         # whoever wrote a task may have misspelt a key, a split, a metric or a column
         reason = f"{type(error).__name__}: {_short(error)}"
         raise ValueError(f"--tasks {','.join(tasks)}: a task cannot be asked as it is written ({reason})") from None
-    return [
-        score for name, values in found["results"].items() for score in _scores(name, values, found["n-shot"].get(name))
-    ]
+    results, shots = found["results"], found["n-shot"]
+    scores = [score for name, values in results.items() for score in _scores(name, values, shots.get(name))]
+    return Evaluation(scores, _asked(found, content_of(sys.modules.keys() - before)))
+
+
+def _asked(found: Mapping[str, Any], code: Sequence[str]) -> str:
+    """`Evaluation.asked`. code: digests of the files of the user's code."""
+    samples = {name: [[one[key] for key in ASKED] for one in asked] for name, asked in found["samples"].items()}
+    configs = {
+        name: {key: config[key] for key in config if key not in PLACES} for name, config in found["configs"].items()
+    }
+    text = json.dumps([samples, configs, sorted(code)], default=str, skipkeys=True)
+    # where an object lies in memory says nothing about it
+    return hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", text).encode()).hexdigest()
 
 
 def _short(error: Exception) -> str:

@@ -82,6 +82,13 @@ def edited(modules: Iterable[str]) -> str:
     return ""
 
 
+def content_of(modules: Iterable[str]) -> list[str]:
+    """The digests of the files of those of these loaded modules that the user wrote."""
+    places = [Path(file) for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
+    found = [place.file for path in places if (place := _own(_Place(path, ()))) and place.file]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in found]
+
+
 def _seen(name: str) -> _Source | None:
     """The content that a module had when it was first seen to be loaded; None where that was not seen."""
     module, source = _loaded.get(name, (None, None))

@@ -84,7 +84,7 @@ def evaluate(
         "limit": limit,
         "harness": version,
         "rules": harness.RULES,
-        # both change the answers; they are left out where they are not given, so that older evaluations keep their ids
+        # the folder may hold files that a task reads when it scores an answer
         **({} if tokenizer is None else {"tokenizer": files_digest([tokenizer], tokenizer.parent)}),
         **({} if folder is None else {"include": files_digest(folder.rglob("*"), folder)}),
     }
@@ -93,9 +93,9 @@ def evaluate(
         # the answers may take hours, so a folder that cannot be written is an error now
         probe(results / EXPERIMENT / scale)
     answers = harness.Answers(model, encode, decode, spec.max_length, batch_size, target, end, start)
-    scores = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
+    scores, asked = harness.evaluate(answers, names, folder=folder, num_fewshot=num_fewshot, limit=limit)
 
-    shared = _columns(settings, scale, model_settings(path)[0], target)
+    shared = _columns({**settings, "asked": asked}, scale, model_settings(path)[0], target)
     rows: list[dict[str, Any]] = []
     kept = {score.task for score in scores if num_fewshot is not None and score.shots not in (None, num_fewshot)}
     for task_name in sorted(kept):

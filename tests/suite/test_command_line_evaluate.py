@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 import torch
@@ -187,3 +188,77 @@ def test_what_cannot_be_asked_is_refused_in_one_line(kept, tasks, command_line, 
     assert (done.returncode, "has the token 259, but the model has embeddings of 0 to 255" in done.stderr) == (2, True)
     done = command_line("evaluate", run.run_id, "--tasks", "x", "--include", tmp_path / "none", "--results", results)
     assert (done.returncode, "there is no such folder" in done.stderr) == (2, True)
+
+
+OUTSIDE = {
+    "rows.jsonl": '{"prompt": "abc", "answer": "d"}\n',
+    "words.txt": "Go on: ",
+    "base.yaml": """
+dataset_path: json
+test_split: test
+output_type: generate_until
+doc_to_target: "{{answer}}"
+generation_kwargs: {until: [" "], max_gen_toks: 4}
+filter_list: [{name: first, filter: [{function: regex, regex_pattern: "(.*)"}, {function: take_first}]}]
+""",
+    "outside_code.py": """
+from pathlib import Path
+import outside_part
+
+def question(doc):
+    return Path(__file__).with_name("words.txt").read_text() + doc["prompt"]
+
+def score(doc, results):
+    return outside_part.score(results[0])
+""",
+    "outside_part.py": "def score(answer):\n    return {'acc': 0.0}\n",
+}
+MINE = """
+include: ../outside/base.yaml
+task: mine
+dataset_kwargs: {data_files: {test: [DATA]}}
+doc_to_text: !function outside_code.question
+process_results: !function outside_code.score
+metric_list: [{metric: acc}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("edited", "old", "new"),
+    [
+        ("rows.jsonl", '"d"', '"e"'),
+        ("words.txt", "Go", "Go further"),
+        ("base.yaml", "(.*)", "(.)"),
+        ("outside_code.py", "results[0]", "results[-1]"),
+        ("outside_part.py", "0.0", "10.0"),
+    ],
+)
+def test_an_edited_file_outside_of_the_folder_is_another_evaluation(tmp_path, monkeypatch, edited, old, new):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.syspath_prepend(tmp_path / "outside")
+    for name in ("outside", "tasks"):
+        (tmp_path / name).mkdir()
+    for name, text in OUTSIDE.items():
+        (tmp_path / "outside" / name).write_text(text)
+    task = tmp_path / "tasks" / "mine.yaml"
+    task.write_text(MINE.replace("DATA", str(tmp_path / "outside" / "*.jsonl")))
+
+    class Silent(Answers):
+        def continued(self, context, until, max_new_tokens, sampling, seed=0):
+            return "x"
+
+    def asked():
+        for name in [name for name in sys.modules if "outside_" in name]:
+            del sys.modules[name]
+        nothing = Silent(None, lambda text: list(text.encode()), None, 32, 4, CPU)
+        return evaluate(nothing, ["mine"], folder=tmp_path / "tasks").asked
+
+    before = asked()
+    assert asked() == before
+    (tmp_path / "outside" / edited).write_text(OUTSIDE[edited].replace(old, new))
+    assert asked() != before
+    # where the files lie is no part of it
+    (tmp_path / "outside" / edited).write_text(OUTSIDE[edited])
+    task.write_text(MINE.replace("DATA", str(tmp_path / "elsewhere.jsonl")))
+    (tmp_path / "elsewhere.jsonl").write_text(OUTSIDE["rows.jsonl"])
+    assert asked() == before

@@ -22,7 +22,10 @@ def change_the_interpreter() -> None:
 
 
 def round_in_the_interpreter() -> None:
-    """Let Triton's interpreter round float32 to the nearest bfloat16, as a GPU does; it truncates (3.6 and 3.9)."""
+    """Let Triton's interpreter round to the nearest bfloat16, as a GPU does.
+
+    It truncates float32 (3.6 and 3.9), and casts float64 to numbers of another size.
+    """
     import triton.language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -30,7 +33,7 @@ def round_in_the_interpreter() -> None:
 
     def rounded(self, source, target):
         types = source.dtype.scalar, target.scalar
-        if types == (tl.float32, tl.bfloat16):
+        if types[0] in (tl.float32, tl.float64) and types[1] == tl.bfloat16:
             values = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
             return TensorHandle(values.view(torch.int16).numpy().view(np.uint16), target.scalar)
         if types == (tl.bfloat16, tl.float32):

@@ -79,6 +79,9 @@ def attention(
         with on_device_of(q):
             return attention_triton(q, k, v, positions=positions, scale=scale, dropout=dropout)
     queries, length = q.shape[1], k.shape[1]
+    if scale <= 0:
+        # the fused kernels multiply the minus infinity of a key that is not seen by the scale
+        q, scale = q * scale, 1.0
     plain = _fused_gradients_lose_digits(q, k, v)
     if positions is None and isinstance(window, int):
         return _by_blocks(q, k, v, window, scale, dropout, plain)

@@ -123,7 +123,7 @@ def mamba_inner_step_triton(
     z = dense_channels(z)
     u = causal_conv1d_step_triton(x, dense(conv_weight), dense(conv_bias), window, "silu")
     # several rows are as fast in cuBLAS
-    selected = skinny_linear_triton(u, x_proj) if batch == 1 else F.linear(u.to(x_proj.dtype), x_proj)
+    selected = skinny_linear_triton(u, dense_channels(x_proj)) if batch == 1 else F.linear(u.to(x_proj.dtype), x_proj)
     y = torch.empty(batch, width, dtype=x.dtype, device=x.device)
     launch(
         _scan_kernel, (cdiv(batch, tile.block_b), cdiv(width, tile.block_d)), u=u, z=z, selected=selected,

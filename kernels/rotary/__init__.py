@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.checks import check_integers
 
@@ -31,7 +32,7 @@ def rotary(
 ) -> tuple[Tensor, Tensor]:
     """q and k [B, T, H, K] at the positions time [T] or [B, T], rotated; each keeps its dtype.
 
-    cos, sin: tables [positions, K / 2], without a gradient.
+    cos, sin: tables [positions, K / 2], of which the Triton path has no gradient.
     time:     integers from 0 to positions - 1. They are not checked, because that would wait for the GPU: beyond the
               tables, the Triton path reads memory that is not theirs.
     backend:  the Triton path takes queries and keys of one shape, computes in float32 and rounds once. `auto` takes it
@@ -39,6 +40,8 @@ def rotary(
     """
     _check(q, k, cos, sin, time)
     obstacle = None if q.shape == k.shape and q.numel() else "takes queries and keys of one shape, not empty"
+    if needs_gradient(cos, sin):
+        obstacle = "has no gradient of cos and sin"
     if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
         "rotary", backend, q, k, cos, sin, beside=(time,), obstacle=obstacle
     ):

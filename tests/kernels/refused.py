@@ -567,6 +567,7 @@ REFUSED_BY_KERNELS = {
         (NARROW, {ALL: double, "dtype": torch.float32}),
         ("gives float32, bfloat16 and float16, not torch.float64", {"dtype": torch.float64}),
     ],
+    "rotary": [(NARROW, {ALL: double}), ("has no gradient of cos and sin", {"cos": trained})],
     "rwkv6_inputs": [("takes K up to 256, got K=300", {
         **{name: ones(1, 1, 300) for name in "rkvw"}, **{name: ones(300) for name in ("w_0", "bonus")}, "head_dim": 300,
     })],

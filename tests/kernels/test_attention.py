@@ -50,6 +50,14 @@ def test_a_window_equals_the_loop(window, dtype):
     assert_matches_reference(attention, attention_reference, inputs, dtype=dtype, grad=window > 1)
 
 
+@pytest.mark.parametrize("backend", OPS)
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_scale_that_is_not_positive_shows_no_later_key(backend, scale):
+    """A fused kernel that multiplies the logits by the scale behind the mask would make plus infinity or NaN of it."""
+    inputs = make_inputs(34) | {"scale": scale}
+    assert_matches_reference(OPS[backend], attention_reference, inputs, device=DEVICE, grad=False)
+
+
 @pytest.mark.parametrize("windows", [(1, 7, 34), (2, 1000, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("grad", [True, False])

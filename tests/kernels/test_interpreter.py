@@ -13,9 +13,10 @@ def _cast_kernel(x, y, SIZE: tl.constexpr):
     tl.store(y + o, tl.load(x + o).to(tl.bfloat16))
 
 
-def test_a_cast_to_bfloat16_rounds_to_the_nearest():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cast_to_bfloat16_rounds_to_the_nearest(dtype):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = torch.cat([torch.randn(252), torch.tensor([0.0, -0.0, torch.inf, 3.3e38])]).to(device)
+    x = torch.cat([torch.randn(252), torch.tensor([0.0, -0.0, torch.inf, 3.3e38])]).to(device, dtype)
     y = torch.empty(256, dtype=torch.bfloat16, device=device)
     _cast_kernel[(1,)](x, y, SIZE=256)
     assert torch.equal(y, x.bfloat16())

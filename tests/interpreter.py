@@ -18,6 +18,7 @@ def change_the_interpreter() -> None:
     find_members_once()
     keep_shapes_and_dtypes()
     keep_types_of_operations()
+    keep_what_operators_compute()
     spare_unused_checks_in_the_interpreter()
 
 
@@ -109,14 +110,24 @@ def patch_the_language_once_a_launch() -> None:
     """
     from triton.runtime import interpreter
 
-    patch, patched = interpreter._patch_lang, set()
+    patch, patched, parts, changes = interpreter._patch_lang, set(), {}, {}
 
     def once(fn):
-        # functions of one module see the same names of the language
-        if fn.__module__ in patched:
-            return interpreter._LangPatchScope()
-        patched.add(fn.__module__)
-        scope = patch(fn)
+        if fn.__module__ not in parts:
+            language = (interpreter.tl, interpreter.tl.core)
+            parts[fn.__module__] = tuple(part in fn.__globals__.values() for part in language)
+        # functions that see the same parts of the language need the same patches
+        seen = parts[fn.__module__]
+        scope = interpreter._LangPatchScope()
+        if seen in patched:
+            return scope
+        patched.add(seen)
+        if seen in changes:
+            for change in changes[seen]:
+                scope.set_attr(*change)
+        else:
+            scope = patch(fn)
+            changes[seen] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
         restore = scope.restore
 
         def restore_and_forget():
@@ -248,8 +259,20 @@ def keep_types_of_operations() -> None:
         found = {}
         return convert
 
+    builder, plain, types = interpreter.interpreter_builder, {"fp32", "fp64", "int32", "int64"}, {}
+
     def cast_if_needed(x, dtype, *rounding):
-        return x if x.dtype is dtype.scalar else cast(x, dtype, *rounding)
+        dtype = dtype.scalar
+        if x.dtype is dtype:
+            return x
+        to = types.get((x.type.name, dtype.name))
+        if to is not None and not any(rounding):
+            return tensor(builder.cast_impl(x.handle, to), to)
+        result, pair = cast(x, dtype, *rounding), {x.dtype.name, dtype.name}
+        # all other casts take several steps
+        if pair <= plain or pair in ({"fp16", "fp32"}, {"bf16", "fp32"}):
+            types[x.type.name, dtype.name] = result.type
+        return result
 
     def unwrap_if_needed(x):
         return x if type(x) in whole else x.value if type(x) is constexpr else unwrap(x)
@@ -272,6 +295,78 @@ def keep_types_of_operations() -> None:
     semantic.binary_op_type_checking_impl = once_a_kind(semantic.binary_op_type_checking_impl, repeat=False)
     core._unwrap_if_constexpr = unwrap_if_needed
     tensor.__getitem__ = index_once
+
+
+def keep_what_operators_compute() -> None:
+    """Let Triton find once a kind of operands which function of NumPy an operator calls and which type its result has.
+
+    Triton 3.9 goes through ten functions at every operation. Operations that convert an operand first are not kept.
+    """
+    from triton.language import constexpr, tensor
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, interpreter_semantic
+
+    last = None
+    combine, move = InterpreterBuilder.binary_op, InterpreterBuilder.create_addptr
+
+    def combine_and_note(self, lhs, rhs, op):
+        nonlocal last
+        handle = combine(self, lhs, rhs, op)
+        last = lhs.data, rhs.data, op, handle
+        return handle
+
+    def move_and_note(self, pointer, offset):
+        nonlocal last
+        handle = move(self, pointer, offset)
+        size = max(1, pointer.get_element_ty().primitive_bitwidth // 8)
+        last = pointer.data, offset.data, lambda x, y: x + size * y.astype(np.uint64), handle
+        return handle
+
+    def is_used(given, used):
+        return given.dtype == used.dtype and np.may_share_memory(given, used)
+
+    def plan(x, y, result):
+        """What the operator has just computed: its function, whether operands change places, and a constant operand."""
+        lhs, rhs, op, handle = last
+        # Triton adds truth values as numbers
+        if handle is not result.handle or (lhs.dtype == bool and "bitwise" not in op.__name__):
+            return None
+        x = x.handle.data
+        if not isinstance(y, tensor):
+            swapped = not is_used(x, lhs)
+            constant = lhs if swapped else rhs
+            used = rhs if swapped else lhs
+            return (op, swapped, constant, handle.dtype, result.type) if is_used(x, used) else None
+        y = y.handle.data
+        # NumPy converts integers to the wider type by itself
+        if (is_used(x, lhs) and is_used(y, rhs)) or {x.dtype.name, y.dtype.name} == {"int32", "int64"}:
+            return op, False, None, handle.dtype, result.type
+        return (op, True, None, handle.dtype, result.type) if is_used(x, rhs) and is_used(y, lhs) else None
+
+    def kept(operator):
+        plans = {}
+
+        def compute(x, y):
+            if type(y) is constexpr:
+                y = y.value
+            # not the number itself, since 1 equals True, and 0.0 equals -0.0
+            key = x.type.name, y.type.name if type(y) is tensor else (type(y), repr(y))
+            found = plans.get(key)
+            if found is None:
+                result = operator(x, y, _semantic=interpreter_semantic)
+                plans[key] = isinstance(result, tensor) and plan(x, y, result)
+                return result
+            if found is False:
+                return operator(x, y, _semantic=interpreter_semantic)
+            op, swapped, constant, dtype, to = found
+            y = y.handle.data if constant is None else constant
+            return tensor(TensorHandle(op(y, x.handle.data) if swapped else op(x.handle.data, y), dtype), to)
+
+        return compute
+
+    InterpreterBuilder.binary_op, InterpreterBuilder.create_addptr = combine_and_note, move_and_note
+    names = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "or", "xor")
+    for name in (*names, "lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(tensor, f"__{name}__", kept(getattr(tensor, f"__{name}__").__wrapped__))
 
 
 def spare_unused_checks_in_the_interpreter() -> None:

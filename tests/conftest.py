@@ -48,7 +48,13 @@ def hide_from_the_garbage_collector():
     hidden = len(sys.modules)
 
 
+def pytest_collection():
+    # nothing that is collected is garbage
+    gc.disable()
+
+
 def pytest_collection_finish():
+    gc.enable()
     hide_from_the_garbage_collector()
 
 

@@ -7,11 +7,14 @@ needs torch, is in `suite/model.py`; this module imports no torch, so the comman
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from subquad.suite.identity import NOT_IN_IDS, path_digest
 from subquad.suite.options import Config
 
 if TYPE_CHECKING:
@@ -161,8 +164,14 @@ class Task(Config):
         return ""
 
     def fingerprint(self) -> str:
-        """Identity of the external data, cheap enough for planning; `generated` where there are none."""
-        return "generated"
+        """Identity of the external data, cheap enough for planning; `generated` where there are none.
+
+        By default a digest of the files and folders that options name: `data`, `tokenizer`, and those of type `Path`.
+        A task that reads others, or too many to be read for every plan, overrides this.
+        """
+        named = {key: value for key, value in self if isinstance(value, Path) or (key in NOT_IN_IDS and value)}
+        found = [f"{key} {path_digest(Path(str(named[key])))}" for key in sorted(named)]
+        return hashlib.sha256("\n".join(found).encode()).hexdigest() if found else "generated"
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a finite split, one segment (length and slice) after the other."""

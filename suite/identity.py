@@ -8,15 +8,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+NOT_IN_IDS = ("data", "tokenizer")
+"""Options of a task that name files."""
+
 
 def identity(resolved: Mapping[str, Any]) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of the canonical JSON of a resolved run.
 
-    The folder and the tokenizer that a task reads (`task.data`, `task.tokenizer`) are left out: their paths differ
-    between machines, and the fingerprint of their content is a setting of its own.
+    The folder and the tokenizer that a task reads (`NOT_IN_IDS`) are left out: their paths differ between machines, and
+    the fingerprint of their content is a setting of its own.
     """
     if "task" in resolved:
-        task = {key: value for key, value in resolved["task"].items() if key not in ("data", "tokenizer")}
+        task = {key: value for key, value in resolved["task"].items() if key not in NOT_IN_IDS}
         resolved = {**resolved, "task": task}
     text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -26,8 +29,22 @@ def files_digest(paths: Iterable[Path], folder: Path) -> str:
     """Returns the SHA-256, in hexadecimal, of files below a folder: of their names in it and their contents."""
     digest = hashlib.sha256()
     for path in sorted(path for path in paths if path.is_file()):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        with path.open("rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+        digest.update(b"\0")
     return digest.hexdigest()
+
+
+def path_digest(path: Path) -> str:
+    """The digest of the content of a file, or of all files below a folder; of a path where nothing is, the path."""
+    if path.is_dir():
+        return files_digest(path.rglob("*"), path)
+    if not path.is_file():
+        return str(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def likeness(scale: str, resolved: Mapping[str, Any]) -> tuple[str, str]:

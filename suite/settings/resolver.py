@@ -183,6 +183,11 @@ class Resolver:
         base = Task if kind == "task" else ModelConfig
         if not isinstance(part, base):
             raise ValueError(f"{where}: {kind} {name}: its class must derive from suite.contracts.{base.__name__}")
+        if kind == "model" and (file := next((key for key, value in part if isinstance(value, Path)), None)):
+            raise ValueError(
+                f"{where}: model {name}: {file} is a path, and no id of a run has the content of that file; give its "
+                "values as options, or weights by train.init_from"
+            )
         if getattr(cls, "version", None) is None:
             raise ValueError(
                 f"{where}: {kind} {name}: it has no version; write `version: ClassVar[int] = 1` into its class"

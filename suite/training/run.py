@@ -11,6 +11,7 @@ from typing import Any
 from subquad.suite.contracts import ModelConfig, Task
 from subquad.suite.options import parse
 from subquad.suite.runs import Run, RunEnded, with_plugins
+from subquad.suite.store.weights import mark
 from subquad.suite.training.config import Stage, TrainConfig
 
 NO_DATA = "missing"
@@ -75,6 +76,11 @@ class TrainingRun(Run):
             start = checkpoint.with_name(f"{self.base.run_id}.weights")
         if start is None or not start.exists():
             raise RunEnded("failed", f"train.init_from: there are no weights in {start}")
+        if self.start is not None and mark(start) != self.train.init_from:
+            # the checkpoint of a run that goes on, for example
+            raise RunEnded(
+                "failed", f"train.init_from: {start.name} changed since the run was planned; repeat the command"
+            )
         return start
 
     def with_seed(self, seed: int) -> TrainingRun:

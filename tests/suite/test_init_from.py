@@ -241,3 +241,14 @@ def test_the_command_trains_what_is_needed_first_and_keeps_its_weights(tmp_path,
     # a run may also be named
     named = command_line(*command, "--set", f"train.init_from={weights.stem}", "--set", "train.steps=4")
     assert named.returncode == 0, named.stderr
+
+
+def test_a_run_whose_weights_have_changed_since_it_was_planned_fails(tmp_path):
+    weights = make_run().model.build(make_run().task.spec).state_dict()
+    path = tmp_path / "a.weights"
+    save_weights(path, make_run().resolved, weights)
+    run = runs_of(str(path))[-1]
+    save_weights(path, make_run().resolved, {name: value + 1 for name, value in weights.items()})
+    finished = execute(run, tmp_path, CPU)
+    reason = "train.init_from: a.weights changed since the run was planned; repeat the command"
+    assert (finished.status, finished.error) == ("failed", reason)

@@ -94,7 +94,7 @@ def _mamba1_settings(options: dict[str, Any], vocab_size: int, length: int) -> d
 def _mamba_hf_options(settings: Settings) -> dict[str, Any]:
     unless(settings, use_conv_bias=True, use_bias=False, hidden_act="silu")
     own = {"d_state": settings["state_size"], "dt_rank": settings["time_step_rank"]}
-    own |= {"d_conv": settings["conv_kernel"], "expand": settings["expand"]}
+    own |= {"d_conv": settings.get("conv_kernel", 4), "expand": settings.get("expand", 2)}
     return options_of(settings, tied=True, norm_eps=settings["layer_norm_epsilon"], **own)
 
 
@@ -310,7 +310,8 @@ def _fla_layer(proj: str, parts: str, more: Mapping[str, str]) -> Names:
 
 
 def _fla_options(settings: Settings, **own: Any) -> dict[str, Any]:
-    unless(settings, use_short_conv=False, hidden_act="swish", attn=None, num_kv_heads=None, use_output_gate=True)
+    unless(settings, use_short_conv=False, hidden_act="swish", attn=None, use_output_gate=True)
+    unless(settings, num_kv_heads=settings.get("num_kv_heads") and settings["num_heads"])
     width = settings["hidden_size"]
     inner = settings.get("intermediate_size")
     if inner is None:
@@ -509,6 +510,8 @@ def load(model: nn.Module, layout: Layout, weights: Mapping[str, Tensor]) -> Non
         # fla's older checkpoints keep gate and up projection in one matrix
         if len(names) == 2 and names[0] in weights and names[1] not in weights:
             names = names[:1]
+        # without its option `fuse_norm`, fla has a module for the norm and none for the gate
+        names = tuple(part if part in weights else part.replace(".g_norm_swish_gate.", ".g_norm.") for part in names)
         for part in names:
             if part not in weights:
                 raise ValueError(f"{part}: missing in the checkpoint; it has: {', '.join(sorted(weights)[:4])}, ...")

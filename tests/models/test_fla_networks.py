@@ -21,7 +21,12 @@ OUTPUT_EPS = 1e-5
 """Default of `rms_norm_linear`, which the layers of HGRN2 and GSA call without an epsilon."""
 SETTINGS = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": HEADS, "norm_eps": EPS, "intermediate_size": 88}
 """Those of config.json that all four layouts have."""
-OWN = {"gla": {}, "retnet": {}, "hgrn2": {"expand_ratio": 16}, "gsa": {"num_slots": 8}}
+OWN = {
+    "gla": {"num_kv_heads": HEADS},
+    "retnet": {"num_kv_heads": HEADS},
+    "hgrn2": {"expand_ratio": 16},
+    "gsa": {"num_kv_heads": HEADS, "num_slots": 8},
+}
 
 
 def rms(x, weight, eps):

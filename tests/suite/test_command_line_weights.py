@@ -167,6 +167,16 @@ def test_older_checkpoints_of_fla_have_gate_and_up_projection_in_one():
     assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["gla", "retnet"])
+def test_without_fused_norms_fla_has_another_name_for_the_output_norm(name):
+    config = MODELS.load(name)(num_layers=1, d_model=64)
+    model, layout = spread(config.build(SPEC)), LAYOUTS[name]
+    weights = {key.replace("g_norm_swish_gate", "g_norm"): value for key, value in unload(model, layout).items()}
+    again = config.build(SPEC)
+    load(again, layout, weights)
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in model.state_dict().items())
+
+
 def small(folder, settings, tensors):
     folder.mkdir()
     (folder / "config.json").write_text(settings if isinstance(settings, str) else json.dumps(settings))
@@ -297,6 +307,7 @@ MAMBA2 = {
             None,
             "rope_type='linear' is",
         ),
+        ({"model_type": "gla", "num_heads": 2, "num_kv_heads": 1}, None, "num_kv_heads=1 is not supported, only 2"),
         ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, mamba2, mamba2-hf, gpt2"),
         ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
         ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),

@@ -367,9 +367,9 @@ MAMBA_NETWORK: Names = {
 MAMBA_HF_NETWORK: Names = {**MAMBA_NETWORK, "encoder.weight": "backbone.embeddings.weight"}
 
 LAYOUTS: dict[str, Layout] = {
-    "mamba": Layout("mamba", _mamba_options, _mamba1_settings, MAMBA_NETWORK, MAMBA_LAYER),
+    "mamba": Layout("mamba", _mamba_options, _mamba1_settings, MAMBA_NETWORK, MAMBA_LAYER, pickled=True),
     "mamba-hf": Layout("mamba", _mamba_hf_options, _mamba_hf_settings, MAMBA_HF_NETWORK, MAMBA_LAYER),
-    "mamba2": Layout("mamba2", _mamba2_options, _mamba2_settings, MAMBA_NETWORK, MAMBA2_LAYER),
+    "mamba2": Layout("mamba2", _mamba2_options, _mamba2_settings, MAMBA_NETWORK, MAMBA2_LAYER, pickled=True),
     "mamba2-hf": Layout("mamba2", _mamba2_hf_options, _mamba2_hf_settings, MAMBA_HF_NETWORK, MAMBA2_LAYER),
     "gpt2": Layout(
         "attention",
@@ -536,6 +536,8 @@ def unload(model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     mine = model.state_dict()
     for name, value in mine.items():
         if name == "head.weight" and value.data_ptr() == mine["encoder.weight"].data_ptr():
+            if layout.pickled:
+                weights[layout.theirs(name)[0]] = weights[layout.theirs("encoder.weight")[0]]
             continue
         try:
             names = layout.theirs(name)

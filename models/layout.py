@@ -38,6 +38,8 @@ class Layout:
     """Endings of our names of weights whose rows they keep in another order."""
     order: Callable[[nn.Module], Tensor] | None = None
     """The order of these: our row i is their row order[i]."""
+    pickled: bool = False
+    """Whether the library reads pytorch_model.bin only, with the readout in it even where that is the embedding."""
 
     def rows(self, name: str, model: nn.Module) -> Tensor | None:
         """The order of the rows of one of our weights, where it is not theirs."""

@@ -74,7 +74,7 @@ def import_weights(
 def export_weights(
     context: typer.Context,
     weights: Weights,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write config.json and model.safetensors to.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write config.json and the weights to.")],
     layout: Annotated[
         str | None, typer.Option(help="Layout, where the model has several (mamba, mamba-hf); default: the first.")
     ] = None,
@@ -117,7 +117,12 @@ def export_weights(
     tensors = checkpoints.unload(model, chosen)
     with writable("--out", out):
         out.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+        if chosen.pickled:
+            torch.save(tensors, out / "pytorch_model.bin")
+            # readers would take a file of an earlier export before this one
+            (out / "model.safetensors").unlink(missing_ok=True)
+        else:
+            save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
         (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     print(f"{out}: {name} in the layout {layout or fitting[0]}, {len(tensors)} tensors")
 

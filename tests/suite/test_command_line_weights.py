@@ -121,7 +121,7 @@ def test_every_layout_comes_back_bit_by_bit(name, tmp_path, command_line):
             assert layout_of(json.loads((folder / "config.json").read_text())) == name
             done = command_line("weights", "import", folder, "--out", tmp_path / "again.weights", "--length", 48)
             assert done.returncode == 0, done.stderr
-    first, second = (safetensors.load_file(tmp_path / part / "model.safetensors") for part in ("first", "second"))
+    first, second = (_weights(tmp_path / part) for part in ("first", "second"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
     inputs = torch.randint(264, (2, 48), generator=torch.Generator().manual_seed(1))
@@ -136,6 +136,19 @@ def test_options_that_a_layout_cannot_say_are_named(name, option, value, tmp_pat
     torch.save({"config": json.dumps(settings_of(name, config)), "model": config.build(SPEC).state_dict()}, path)
     done = command_line("weights", "export", path, "--out", tmp_path / "out")
     assert (done.returncode, f"has no field for {option}" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2"])
+def test_an_export_for_mamba_ssm_is_a_file_that_it_reads_with_every_name_of_its_network(name, tmp_path, command_line):
+    config = MODELS.load(name)(num_layers=1, d_model=64, tie_embeddings=True)
+    path, out = tmp_path / "mine.weights", tmp_path / "out"
+    torch.save({"config": json.dumps(settings_of(name, config)), "model": config.build(SPEC).state_dict()}, path)
+    for layout in (f"{name}-hf", name):
+        done = command_line("weights", "export", path, "--out", out, "--layout", layout)
+        assert done.returncode == 0, done.stderr
+    assert sorted(file.name for file in out.iterdir()) == ["config.json", "pytorch_model.bin"]
+    weights = torch.load(out / "pytorch_model.bin", weights_only=True)
+    assert weights["lm_head.weight"].data_ptr() == weights["backbone.embedding.weight"].data_ptr()
 
 
 @pytest.mark.parametrize(("eps", "differ"), [(1e-6, True), (1e-5, False)])

@@ -145,10 +145,22 @@ def provenance(device: Any) -> dict[str, Any]:
     }
 
 
+PRECISION_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TRITON_F32_DEFAULT")
+"""Environment variables by which NVIDIA's libraries and Triton round float32 products otherwise than a program asks."""
+
+
 def pick_device(wanted: str | None) -> Any:
-    """The device a run uses: the one named, else the first GPU, else the CPU. ValueError where it is not there."""
+    """The device a run uses: the one named, else the first GPU, else the CPU.
+
+    ValueError where it is not there, or where it would compute in another precision than rows say.
+    """
     import torch
 
+    if name := next((name for name in PRECISION_VARIABLES if os.environ.get(name)), ""):
+        raise ValueError(
+            f"the environment has {name}={os.environ[name]}, which changes the precision of products whatever the "
+            "settings of a run say; unset it, and choose the precision by train.precision"
+        )
     if wanted is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", wanted):

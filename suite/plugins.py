@@ -74,7 +74,7 @@ def load_plugin(name: str) -> Plugin:
     path = Path(name)
     is_file = path.suffix == ".py" or path.exists()
     module = _import_file(path) if is_file else _import_module(name)
-    identity = _identity(module)
+    identity = identity_of(module)
     if changed := _changed(module):
         # the process has the old code, whose runs would get the identity of the new one
         raise ValueError(f"--plugin {name}: {changed} has changed since it was imported; restart Python (the kernel)")
@@ -98,7 +98,7 @@ def changed_since_planned(identities: Iterable[str], *, ended: bool = False) -> 
     for identity in identities:
         name, _, digest = identity.partition(" ")
         module = sys.modules.get(name) if digest.startswith("sha256 ") else None
-        if module is not None and _identity(module, refresh=not ended) != identity:
+        if module is not None and identity_of(module, refresh=not ended) != identity:
             return f"the plugin {name} has changed since the run was planned; give the command again"
     return ""
 
@@ -185,12 +185,13 @@ def _entry(plugin: str, identity: str, module: ModuleType, table: str, key: obje
     return Entry(f"{module.__name__}:{table}[{key}]", lines[0] if lines else f"from {plugin}", identity)
 
 
-def _identity(module: ModuleType, *, refresh: bool = True) -> str:
-    """Name and version of the distribution that installed the module, else name and digest of its source files.
+def identity_of(module: ModuleType, *, refresh: bool = True) -> str:
+    """The identity of a plugin, or of any module that is not Subquad's, which this process has loaded.
 
-    With those of the user's own modules that it imports (`suite.imports.digests_of`, also for `refresh`).
+    It is the name and version of the distribution that installed the module, else name and digest of its source files
+    with those of the user's own modules that it imports (`suite.imports.digests_of`, also for `refresh`).
     """
-    file = Path(module.__file__ or "")
+    file = Path(getattr(module, "__file__", None) or "")
     if "site-packages" in file.parts:
         # this reads the list of files of every package that is installed
         distributions = importlib.metadata.packages_distributions().get(module.__name__.partition(".")[0])
@@ -205,7 +206,7 @@ def _identity(module: ModuleType, *, refresh: bool = True) -> str:
 
 def _own(module: ModuleType) -> tuple[str, frozenset[str]]:
     """The digest of the source files of a plugin as they are now, and the names of their modules."""
-    file, name = Path(module.__file__ or ""), module.__name__
+    file, name = Path(getattr(module, "__file__", None) or ""), module.__name__
     if file.name != "__init__.py":
         return files_digest([file], file.parent), frozenset({name})
     files = list(file.parent.rglob("*.py"))

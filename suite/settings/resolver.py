@@ -75,7 +75,7 @@ class Resolver:
     """Plan runs whose data are not there, instead of raising an error; see `Run.is_planned_only`."""
     roots: Sequence[Path] = ()
     """Folders of results that have the weights of runs."""
-    _facts: dict[str, tuple[TaskSpec | None, str, str]] = field(default_factory=dict)
+    _facts: dict[tuple[type[Task], str], tuple[TaskSpec | None, str, str]] = field(default_factory=dict)
     _parsed: dict[tuple[type[Config], str], Config] = field(default_factory=dict)
 
     def resolve(self, experiment: str, scale: str, tree: Mapping[str, Any], seed: int, where: str) -> Run:
@@ -221,7 +221,7 @@ class Resolver:
         if self.data is not None and str(getattr(task, "data", None)) == self.data:
             where = f"--data {self.data}"
         # a grid repeats few tasks many times, and a fingerprint may read every file of a folder
-        key = task.model_dump_json() + type(task).__qualname__
+        key = type(task), task.model_dump_json()
         if key not in self._facts:
             self._facts[key] = located(where, facts)
         return self._facts[key]

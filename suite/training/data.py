@@ -60,13 +60,13 @@ def _fitting(task: Task, split: str, segment: Segment) -> Segment:
     return segment
 
 
-_latest: dict[tuple[str, str, str, int], Splits] = {}
+_latest: dict[tuple[type[Task], str, str, int], Splits] = {}
 
 
 def load_splits(task: Task, seed: int) -> Splits:
     """Training and validation rows. The latest stay in memory: most neighbours in a grid share task and seed."""
     # the fingerprint tells a file that has changed since the latest call
-    key = (type(task).__qualname__, task.model_dump_json(), task.fingerprint(), seed)
+    key = (type(task), task.model_dump_json(), task.fingerprint(), seed)
     if key not in _latest:
         _latest.clear()
         train = () if task.fresh else tuple(rows_of(task, "train", seed))

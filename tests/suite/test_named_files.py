@@ -1,8 +1,11 @@
-"""Files that the options of a user's task or model name are part of the identity of a run."""
+"""The rows of a user's task are those of its files and code as they are, and so is the identity of its runs."""
 
+import importlib
 import sys
 
 import pytest
+
+from subquad.suite.training.data import load_splits
 
 TASK = """
 from pathlib import Path
@@ -91,3 +94,70 @@ def test_a_model_that_is_given_a_file_is_refused(folder, command_line):
     done = command_line("run", "grid", "--plugin", "my_reading.py", *options)
     assert done.returncode == 2
     assert "model filed: table is a path, and no id of a run has the content of that file" in done.stderr
+
+
+MINE = """
+from typing import ClassVar
+import numpy as np
+from subquad.suite.contracts import TaskSpec
+from subquad.tasks.base import TaskBase, token_segment
+
+class Mine(TaskBase):
+    \"\"\"Rows of one token.\"\"\"
+
+    name: ClassVar[str] = "mine"
+    version: ClassVar[int] = 1
+
+    @property
+    def spec(self):
+        return TaskSpec(input="tokens", num_classes=4, readout="token", max_length=8, vocab_size=4)
+
+    def segments(self, split, seed):
+        tokens = np.full((8, 8), TOKEN)
+        yield token_segment(tokens, tokens, np.indices((8, 8))[1], 4, "length=8")
+"""
+
+
+def test_two_tasks_whose_classes_have_one_name_have_rows_of_their_own(folder, monkeypatch):
+    for number, name in enumerate(("easy", "hard")):
+        (folder / f"my_{name}.py").write_text(MINE.replace("TOKEN", str(number)))
+    monkeypatch.syspath_prepend(folder)
+    tasks = [importlib.import_module(f"my_{name}").Mine() for name in ("easy", "hard")]
+    assert [int(load_splits(task, 0).train[0].inputs[0, 0]) for task in tasks] == [0, 1]
+    for name in ("my_easy", "my_hard"):
+        del sys.modules[name]
+
+
+STORED = """
+from typing import ClassVar
+import numpy as np
+from subquad.suite.contracts import TaskSpec
+from subquad.tasks.data.stored import StoredTask
+
+class Mine(StoredTask):
+    \"\"\"A task that keeps arrays in the cache.\"\"\"
+
+    name: ClassVar[str] = "mine"
+    version: ClassVar[int] = 1
+
+    @property
+    def folder(self):
+        return self.data
+
+    def files(self, folder):
+        return sorted(folder.glob("*.txt"))
+
+    def read(self, folder):
+        return {"sizes": np.array([path.stat().st_size FACTOR for path in self.files(folder)])}
+"""
+
+
+def test_an_edited_reader_of_a_users_task_makes_its_arrays_again(folder, monkeypatch):
+    monkeypatch.setenv("SUBQUAD_DATA", str(folder / "cache"))
+    monkeypatch.syspath_prepend(folder)
+    found = []
+    for factor in ("", "* 10"):
+        (folder / "my_stored.py").write_text(STORED.replace("FACTOR", factor))
+        found.append(importlib.import_module("my_stored").Mine(data=folder).arrays()["sizes"].tolist())
+        del sys.modules["my_stored"]
+    assert found == [[1, 3], [10, 30]]

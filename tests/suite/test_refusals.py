@@ -175,6 +175,17 @@ def test_a_commit_that_is_none_is_refused_before_rows_could_name_it(command_line
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["NVIDIA_TF32_OVERRIDE", "TRITON_F32_DEFAULT"])
+def test_a_precision_from_the_environment_is_refused_before_rows_claim_another(
+    command_line, tmp_path, monkeypatch, name
+):
+    monkeypatch.setenv(name, "1")
+    done = command_line("run", "quickstart", "--results", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: the environment has {name}=1, which changes the precision of products")
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

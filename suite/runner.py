@@ -185,9 +185,9 @@ def execute(
     with live, host_threads(None if run.takes_all_threads else threads), record() as operators:
         status, error = _carry_out(run, worker, stop)
         columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
-    if status == "ok" and (reason := changed_since_planned(run.plugins.values(), ended=True)):
+    if status == "ok" and (reason := _changed_meanwhile(run)):
         status, error = "failed", reason
-        # who undoes the edit must not continue what it has trained
+        # who undoes the change must not continue what was trained with it
         with contextlib.suppress(OSError):
             checkpoints.remove(checkpoint)
     if worker.sharded:
@@ -234,6 +234,19 @@ def _carry_out(run: Run, worker: Worker, stop: Stop) -> tuple[str, str]:
         # without a request to stop, code of the run raised it
         return "failed", f"{type(error).__name__}: {error}\n{of_any_machine(traceback.format_exc(limit=-4))}"
     return "ok", ""
+
+
+def _changed_meanwhile(run: Run) -> str:
+    """Says in one line what the run may have read that is not what was planned; "" where there is nothing."""
+    if reason := changed_since_planned(run.plugins.values(), ended=True):
+        return reason
+    try:
+        # the test rows are read last
+        if isinstance(run, TrainingRun) and run.task.fingerprint() != run.fingerprint:
+            return "its data changed while it was carried out; give the command again"
+    except (OSError, ValueError) as error:
+        return f"its data cannot be read any more ({error}); give the command again"
+    return ""
 
 
 def of_any_machine(text: str) -> str:

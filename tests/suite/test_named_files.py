@@ -79,6 +79,28 @@ def test_a_grid_is_repeated_for_an_edited_file(folder, command_line, kind, setti
     assert "already stored" not in done.stdout
 
 
+READ = "    def fingerprint(self):\n        return Path(self.data).read_text()\n\n    @property"
+
+
+@pytest.mark.parametrize(
+    ("change", "fingerprint", "reason"),
+    [
+        ("write_text('3')", "    @property", "its data changed while it was carried out"),
+        ("unlink()", "    @property", "its data changed while it was carried out"),
+        ("unlink()", READ, "its data cannot be read any more"),
+    ],
+)
+def test_a_run_whose_file_changes_meanwhile_fails(folder, command_line, change, fingerprint, reason):
+    build = f"    def build(self, spec):\n        Path('one.txt').{change}\n        return super().build(spec)\n"
+    text = TASK.replace("DATA", "Path").replace("    table: Path | None = None\n", build)
+    (folder / "my_reading.py").write_text(text.replace("    @property", fingerprint, 1))
+    options = ("--plugin", "my_reading.py", "--results", "results", "--set", "model.name=filed")
+    done = command_line("run", "grid", *options)
+    assert done.returncode == 1
+    assert reason in done.stdout
+    assert not list(folder.rglob("*.checkpoint"))
+
+
 def test_a_file_has_the_same_identity_wherever_it_lies(folder, command_line):
     (folder / "my_reading.py").write_text(TASK.replace("DATA", "Path"))
     command = ("run", "grid", "--plugin", "my_reading.py", "--results", "results")

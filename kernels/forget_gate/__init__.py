@@ -75,7 +75,7 @@ def forget_gate(
             log_a = (-bounded_exp(log_rate).unsqueeze(-1) * dt).flatten(-2)
         return log_a, -torch.expm1(log_a) if complement else None
     closed = torch.sigmoid(-x)
-    bound = logits.softmax(0)[1 : layer + 1].sum(0)
+    bound = at_least_float32(logits).softmax(0)[1 : layer + 1].sum(0)
     log_a = torch.log(bound + (1 - bound) * torch.sigmoid(x))
     return log_a, (1 - bound) * closed if complement else None
 

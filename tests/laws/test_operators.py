@@ -15,9 +15,10 @@ from subquad.kernels.workload import Cost, Implementation, Workload, initial_sta
 from subquad.run_suite import REPOSITORY
 from subquad.suite.commands import main
 from subquad.suite.laws import operators as laws
+from subquad.suite.laws.accuracy import FLOOR, cast
 from subquad.suite.laws.calls import Operator
 from subquad.suite.laws.tasks import NotApplicable
-from tests.gpu.real_sizes import assert_an_operator_equals_plain_pytorch
+from tests.gpu.real_sizes import assert_an_operator_equals_plain_pytorch, assert_equals_plain_pytorch
 
 
 def broken(operator, tried):
@@ -78,6 +79,23 @@ def test_what_plain_pytorch_keeps_in_float32_is_not_rounded_by_kernels(name):
         # states of ssd are sums of products of matrices
         if call.implementation.name == "triton" and not (name == "ssd" and "state" in call.shape):
             assert_an_operator_equals_plain_pytorch(operator, call.shape, call.dtype)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "delta_rule", "forget_gate", "gated_linear_attention", "gated_slot_attention", "lti_ssm", "rwkv6_inputs",
+        "rwkv7_inputs", "selective_scan", "slstm", "ssd_steps", "ssm_kernel", "wkv",
+    ],
+)  # fmt: skip
+def test_plain_pytorch_returns_float32_that_no_parameter_in_half_precision_has_rounded(name):
+    """The laws keep parameters in float32, and a model that is cast as a whole does not."""
+    operator = Operator(load(name), (torch.bfloat16,), compiled=False)
+    for call in operator.calls():
+        op = operator.function(call)
+        inputs = {name: cast(x, call.dtype) for name, x in operator.inputs(call.shape).items()}
+        floors = {name: FLOOR[call.dtype] * times for name, times in operator.workload.floors.items()}
+        assert_equals_plain_pytorch(op, None, inputs, exact=op, floors=floors)
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name.endswith("_step")])

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 pytest.importorskip("triton")
 from subquad.kernels.fft_conv.triton.epilogue import Epilogue
@@ -13,7 +14,7 @@ from subquad.kernels.fft_conv.triton.gates import Gated
 from subquad.kernels.fft_conv.triton.inner_stage import conv_long, long_taps
 from subquad.kernels.fft_conv.triton.plan import fits_spectra
 from subquad.kernels.fft_conv.triton.spectra import conv_spectra, taps_spectra
-from subquad.kernels.fft_conv.triton.tables import TableCache
+from subquad.kernels.fft_conv.triton.tables import TableCache, make_tables
 from subquad.suite.laws.accuracy import assert_close, relative_error
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
@@ -215,3 +216,11 @@ def test_tables_are_made_once_and_not_kept_from_the_memory_of_a_graph(monkeypatc
     tables.get(16, gpu)
     tables.get(32, gpu)
     assert made == [16, 16, 16, 32]
+
+
+def test_tables_of_fake_tensors_are_not_kept():
+    """Their address is 0, from which a later call with real tensors would read."""
+    tables = TableCache(make_tables)
+    with FakeTensorMode():
+        assert isinstance(tables.get(16, torch.device("cpu")).inner, FakeTensor)
+    assert not isinstance(tables.get(16, torch.device("cpu")).inner, FakeTensor)

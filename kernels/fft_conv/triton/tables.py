@@ -18,10 +18,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from subquad.kernels.fft_conv.triton.plan import RADIX, LongPlan
 
-Kept = TypeVar("Kept")
+Kept = TypeVar("Kept", bound=tuple[Tensor, ...])
 
 
 class Tables(NamedTuple):
@@ -93,12 +94,14 @@ class TableCache(Generic[Kept]):
     def get(self, size: int, device: torch.device) -> Kept:
         """The tables of a size, N or M, made at first use.
 
-        Tables that are made while a CUDA graph is captured belong to its memory and are not kept.
+        Tables that are made while a CUDA graph is captured belong to its memory, and those of fake tensors have none;
+        both are not kept.
         """
         tables = self._kept.get((size, device))
         if tables is None:
             tables = self.make(size, device)
-            if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            is_captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            if not (is_captured or isinstance(tables[0], FakeTensor)):
                 self._kept[size, device] = tables
         return tables
 

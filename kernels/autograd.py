@@ -8,14 +8,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 
 Gradients = tuple[Tensor | None, ...]
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd records what is computed from these tensors; None stands for an input that is not given."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    """Whether autograd records what is computed from these tensors, or one has a tangent of forward mode.
+
+    None stands for an input that is not given.
+    """
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return True
+    return _has_tangent(*tensors)
+
+
+def _has_tangent(*tensors: Tensor | None) -> bool:
+    """Whether one of these tensors carries a derivative of `torch.autograd.forward_ad`."""
+    # torch counts levels of dual numbers from 0, and outside of them no tensor has to be asked
+    if getattr(forward_ad, "_current_level", 0) < 0:
+        return False
+    return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def kept(state: Tensor) -> Tensor:
@@ -26,7 +40,7 @@ def kept(state: Tensor) -> Tensor:
 class Function(torch.autograd.Function):
     """`torch.autograd.Function` whose gradients are in memory as they are, which kernels and views by pairs rely on.
 
-    It says in one sentence that the transforms of `torch.func` cannot enter it.
+    It says in one sentence that neither the transforms of `torch.func` nor forward mode can enter it.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -39,11 +53,11 @@ class Function(torch.autograd.Function):
         try:
             return super().apply(*arguments)
         except RuntimeError as error:
-            if "setup_context" not in str(error):
+            if not any(word in str(error) for word in ("setup_context", "jvp")):
                 raise
         raise RuntimeError(
-            f"{_name(cls)}: torch.func.grad, vmap and the other transforms of torch.func do not work on it; "
-            "take gradients by backward() or torch.autograd.grad, and loop over examples"
+            f"{_name(cls)}: torch.func.grad, vmap and the other transforms of torch.func, and derivatives in forward "
+            "mode, do not work on it; take gradients by backward() or torch.autograd.grad, and loop over examples"
         )
 
 
@@ -85,6 +99,8 @@ def _once(name: str, backward: Callable[..., Gradients]) -> Callable[..., Gradie
 
     @functools.wraps(backward)
     def once(ctx: Any, *gradients: Tensor | None) -> Gradients:
+        if _has_tangent(*gradients):
+            raise RuntimeError(_refusal(name))
         if not torch.is_grad_enabled():
             return backward(ctx, *gradients)
         with torch.no_grad():

@@ -70,7 +70,7 @@ def skinny_linear(
     """
     _check(x, weight, bias, norm, gate, activation, residual)
     tensors = (weight, bias, gate, residual, *(() if norm is None else (norm.weight, norm.bias)))
-    obstacle = _obstacle(x, weight, norm, gate)
+    obstacle = NO_GRADIENT if needs_gradient(*tensors) else _obstacle(x, weight, norm, gate)
     is_faster = len(x) == 1 or len(weight) <= FEW_OUTPUTS
     if use_triton("skinny_linear", backend, x, *tensors, obstacle=obstacle, is_faster=is_faster):
         from subquad.kernels.skinny_linear.triton import skinny_linear_triton

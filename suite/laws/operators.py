@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from subquad.suite.bench.cases import label
 from subquad.suite.laws.accuracy import assert_close, cast, outputs_of, relative_error
@@ -372,6 +373,32 @@ def second_derivatives_are_right_or_refused(operator: Operator) -> None:
                 _assert_similar({what[n]: x for n, x in found.items()}, {what[n]: x for n, x in exact.items()})
 
 
+def forward_mode_is_right_or_refused(operator: Operator) -> None:
+    """A derivative in forward mode, in one input alone, is right or refused; kernels do not drop it without a word."""
+    if not (operator.workload.backward or operator.is_step):
+        raise NotApplicable("its gradients are not judged")
+
+    def tangents(op: Callable[..., Any], inputs: Inputs, name: str) -> list[Tensor]:
+        given = {n: x.clone() if isinstance(x, Tensor) else x for n, x in inputs.items()}
+        with forward_ad.dual_level():
+            given[name] = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+            pairs = [forward_ad.unpack_dual(x) for x in outputs_of(op(**given))]
+        return [torch.zeros_like(pair.primal) if pair.tangent is None else pair.tangent for pair in pairs]
+
+    for call in operator.tiny():
+        if not call.implementation.cold_start:
+            continue
+        inputs = operator.rounded(call)
+        for name in (name for name, x in inputs.items() if is_float(x)):
+            try:
+                found = tangents(operator.function(call), inputs, name)
+            except (RuntimeError, ValueError):
+                continue
+            exact = tangents(operator.workload.reference, _in(inputs, torch.float64), name)
+            what = [f"{call}: derivative of output {i} in {name}, in forward mode" for i in range(len(exact))]
+            _assert_similar(dict(zip(what, found, strict=True)), dict(zip(what, exact, strict=True)))
+
+
 def steps_have_gradients(operator: Operator) -> None:
     """Gradients through two steps in a row are right, or the first step refuses them in words."""
     if not operator.is_step:
@@ -499,6 +526,7 @@ LAWS: tuple[Callable[[Operator], None], ...] = (
     outputs_have_gradients_of_their_own,
     signs_may_be_lazy,
     second_derivatives_are_right_or_refused,
+    forward_mode_is_right_or_refused,
     steps_have_gradients,
     shapes_are_known_without_data,
     recorded_calls_give_the_same,

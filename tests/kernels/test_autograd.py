@@ -74,7 +74,15 @@ def test_recorded_gradients_have_the_same_values():
     assert recorded.requires_grad
 
 
-@pytest.mark.parametrize("transform", [lambda f: torch.func.grad(lambda u: f(u).sum()), torch.vmap])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.func.grad(lambda u: f(u).sum()),
+        torch.vmap,
+        lambda f: lambda u: torch.func.jvp(f, (u.detach(),), (torch.ones_like(u),)),
+    ],
+    ids=["grad", "vmap", "jvp"],
+)
 def test_transforms_of_torch_func_are_refused_in_one_sentence(transform):
     filter = leaf(2, 8)
     with pytest.raises(RuntimeError, match=r"^fft_conv: torch\.func\.grad, vmap .* do not work on it"):

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from subquad.kernels.fft_conv.triton.plan import RADIX, LongPlan
 
-Kept = TypeVar("Kept", bound=tuple[Tensor, ...])
+Kept = TypeVar("Kept", bound=tuple[Tensor, ...] | Tensor)
 
 
 class Tables(NamedTuple):

@@ -591,10 +591,6 @@ REFUSED_BY_KERNELS = {
             "x": ones(1, 48), "weight": ones(4, 48, dtype=HALF), "norm": norm_of(24),
         }),
         (GRADIENT, {"weight": trained}),
-        (GRADIENT, {"bias": trained(ones(4))}),
-        (GRADIENT, {"gate": trained(ones(1, 8))}),
-        (GRADIENT, {"residual": trained(ones(1, 4))}),
-        (GRADIENT, {"norm": norm_of(8)._replace(weight=trained(ones(8)))}),
     ],
     "slstm": [("takes K up to 64, got K=65", {
         "x": ones(1, 2, 4, 1, 65), "recurrent": ones(4, 1, 65, 65), "bias": None, "initial_state": None,

@@ -93,3 +93,12 @@ def test_a_part_of_a_wider_tensor_is_read_in_place():
     weight = torch.randn(16, 64, device=DEVICE).bfloat16()[:, :48]
     whole = skinny_linear(up.contiguous(), weight.contiguous(), gate=gate.contiguous(), backend="triton")
     assert torch.equal(skinny_linear(up, weight, gate=gate, backend="triton"), whole)
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias", "gate", "residual", "norm_weight", "norm_bias"])
+def test_no_input_alone_loses_its_gradient_to_the_kernels(name):
+    given = inputs(1, 16, 8, group=16, layer=True, bias=True, gate=True, residual=True)
+    given = {n: x.to(DEVICE, torch.bfloat16) for n, x in given.items()}
+    given[name].requires_grad_()
+    with pytest.raises(ValueError, match="has no gradient"):
+        with_norm(skinny_linear, "layer")(**given, backend="triton")

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from subquad.suite.identity import files_digest
-
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of the folders into which packages are installed."""
 PYTHON = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
@@ -32,9 +30,9 @@ BY_FILE = ("spec_from_file_location", "SourceFileLoader", "run_path", "run_modul
 
 @dataclass(frozen=True)
 class _Source:
-    """Content of a module: the digests of its files by name, and the names of the modules that it may import."""
+    """Content of a module: its digest ("" where it is empty), and the names of the modules that it may import."""
 
-    digests: dict[str, str]
+    digest: str = ""
     imports: tuple[str, ...] = ()
 
 
@@ -67,7 +65,8 @@ def digests_of(modules: Iterable[str], *, refresh: bool = True) -> dict[str, str
             continue
         seen.add(name)
         if source := _seen(name) or _source(name, _locate(name, places), refresh):
-            found |= source.digests
+            if source.digest:
+                found[name] = source.digest
             # an import of a.b executes a, too
             waiting += [*source.imports, *filter(None, [name.rpartition(".")[0]])]
     return found
@@ -160,28 +159,28 @@ def _source(name: str, place: _Place | None, refresh: bool) -> _Source | None:
 
 def _read(name: str, place: _Place | None) -> _Source:
     if place is None or place.file is None:
-        return _Source({})
+        return _Source()
     content = place.file.read_bytes()
     # the empty file that makes a folder a package decides nothing
-    digests = {name: hashlib.sha256(content).hexdigest()} if content.strip() else {}
-    if place.file.suffix != ".py":
-        return _Source(digests)
+    digest = hashlib.sha256(content).hexdigest() if content.strip() else ""
     try:
-        tree = ast.parse(content)
+        tree = ast.parse(content if place.file.suffix == ".py" else b"")
     except (SyntaxError, ValueError):
         # whoever imports it gets the error
-        return _Source(digests)
+        return _Source(digest)
     imports: list[str] = []
     for found in _imports(tree, name if place.folders else name.rpartition(".")[0]):
-        if found is not None:
-            imports.append(found)
-            continue
-        # it may be any file of the package, or any beside a module that is in none
-        depth = name.count(".") - (not place.folders)
-        folder = place.file.parents[max(depth, 0)]
-        files = folder.glob("*.py") if depth < 0 else folder.rglob("*.py")
-        digests[f"beside {name}"] = files_digest(files, folder)
-    return _Source(digests, tuple(dict.fromkeys(imports)))
+        imports += [found] if found is not None else _any_beside(name, place.file, bool(place.folders))
+    return _Source(digest, tuple(dict.fromkeys(imports)))
+
+
+def _any_beside(name: str, file: Path, is_package: bool) -> list[str]:
+    """Names of all modules in the package of a module, or beside a module that is in none."""
+    top = [name.partition(".")[0]] if is_package or "." in name else []
+    folder = file.parents[name.count(".") - (not is_package) if top else 0]
+    files = sorted(folder.rglob("*.py") if top else folder.glob("*.py"))
+    parts = (file.relative_to(folder).with_suffix("").parts for file in files)
+    return [".".join((*top, *part)).removesuffix(".__init__") for part in parts]
 
 
 def _imports(tree: ast.Module, package: str) -> Iterator[str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import locale
@@ -75,19 +76,36 @@ def commit(folder: Path = REPOSITORY) -> tuple[str, bool | None]:
         return named.removesuffix("-dirty"), named.endswith("-dirty") if named else None
     if shutil.which("git") is None:
         return "", None
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=20
-        ).stdout.strip()
-
     try:
-        # results are products of the tree, not part of what ran
-        outside = (":!results", ":!submissions", ":!docs", ":!*.md")
-        changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", *outside)
-        return git("rev-parse", "HEAD"), bool(changes)
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", *CODE)
+        return _git(folder, "rev-parse", "HEAD"), bool(changes)
     except (subprocess.SubprocessError, OSError):
         return "", None
+
+
+CODE = (".", ":!results", ":!submissions", ":!docs", ":!*.md")
+"""What runs in a checkout; results are its products."""
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    # a file need not be UTF-8
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=True, timeout=20
+    ).stdout.strip()
+
+
+@functools.cache
+def code() -> str:
+    """The commit of Subquad, and a digest of the uncommitted changes where there are some."""
+    sha, dirty = commit()
+    if not dirty:
+        return sha
+    try:
+        changes = _git(REPOSITORY, "diff", "HEAD", "--no-ext-diff", "--", *CODE)
+    except (subprocess.SubprocessError, OSError):
+        changes = ""
+    return f"{sha} with changes {hashlib.sha256(changes.encode()).hexdigest()[:8]}"
 
 
 def cores() -> int:

@@ -164,7 +164,7 @@ def execute(
     keep_weights: write the weights of a model that was trained beside its rows (`suite.store.weights`).
     log: viewers that get the metrics of a training run while it trains (`suite.training.live.SINKS`).
     """
-    from subquad.suite.environment import commit
+    from subquad.suite.environment import code
     from subquad.suite.training import checkpoints
     from subquad.suite.training.numerics import host_threads
 
@@ -173,7 +173,7 @@ def execute(
         checkpoints.remove(checkpoint)
     started_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     # kept for the rows now, because the checkout may move on before the run ends
-    commit()
+    code()
     live = Log(run, storage.log_path(root, run.experiment, run.scale, run.run_id), log)
 
     def tell(progress: Progress) -> None:

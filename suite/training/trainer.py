@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from subquad.suite.contracts import IGNORE, Batch, Segment
-from subquad.suite.environment import commit, device_name
+from subquad.suite.environment import code, device_name
 from subquad.suite.rng import torch_seed
 from subquad.suite.runs import Outcome, Progress, RunEnded, Worker
 from subquad.suite.store.weights import kept_tokenizer
@@ -433,7 +433,7 @@ class Trainer(Worker):
     def _made_by(self) -> dict[str, Any]:
         """The place where this run is trained, as its rows name it; a run may change it when it is continued."""
         return {
-            "commit": commit()[0],
+            "commit": code(),
             "device": device_name(self.device),
             "processes": self.group.size,
             "threads": torch.get_num_threads(),

@@ -179,10 +179,12 @@ def test_a_stored_run_is_done_and_its_checkpoint_gone(tmp_path):
 
 def test_rows_name_the_commit_at_which_their_run_began(tmp_path, monkeypatch):
     environment.commit.cache_clear()
+    environment.code.cache_clear()
     monkeypatch.setenv("SUBQUAD_COMMIT", "a" * 40)
     # the checkout moves on while the run lasts
     execute(make_run(), tmp_path, CPU, alive=lambda *_: monkeypatch.setenv("SUBQUAD_COMMIT", "b" * 40))
     environment.commit.cache_clear()
+    environment.code.cache_clear()
     assert set(storage.read(storage.files([tmp_path], make_run().experiment))["commit"]) == {"a" * 40}
 
 

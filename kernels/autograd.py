@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -37,10 +38,26 @@ def kept(state: Tensor) -> Tensor:
     return state.clone() if torch.is_grad_enabled() else state
 
 
+class _Apply:
+    """`apply` of a function, which is torch's own, as `torch.compile` wants it, unless a transform is at work."""
+
+    def __get__(self, instance: Any, function: type) -> Callable[..., Any]:
+        if not _in_a_transform():
+            return types.MethodType(torch.autograd.Function.apply.__func__, function)  # type: ignore[attr-defined]
+        raise RuntimeError(
+            f"{_name(function)}: torch.func.grad, vmap and the other transforms of torch.func do not work on it; "
+            "take gradients by backward() or torch.autograd.grad, and loop over examples"
+        )
+
+
+_in_a_transform: Callable[[], bool] = getattr(torch._C, "_are_functorch_transforms_active", lambda: False)
+"""Whether torch.func is at work; where torch has another name for it, its own words refuse what has no rule for it."""
+
+
 class Function(torch.autograd.Function):
     """`torch.autograd.Function` whose gradients are in memory as they are, which kernels and views by pairs rely on.
 
-    It says in one sentence that neither the transforms of `torch.func` nor forward mode can enter it.
+    It says in one sentence that the transforms of `torch.func` cannot enter it; torch says so of forward mode.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -48,17 +65,7 @@ class Function(torch.autograd.Function):
         if "backward" in cls.__dict__:
             cls.backward = staticmethod(_on_resolved_signs(cls.backward))  # type: ignore[method-assign]
 
-    @classmethod
-    def apply(cls, *arguments: Any) -> Any:
-        try:
-            return super().apply(*arguments)
-        except RuntimeError as error:
-            if not any(word in str(error) for word in ("setup_context", "jvp")):
-                raise
-        raise RuntimeError(
-            f"{_name(cls)}: torch.func.grad, vmap and the other transforms of torch.func, and derivatives in forward "
-            "mode, do not work on it; take gradients by backward() or torch.autograd.grad, and loop over examples"
-        )
+    apply = _Apply()
 
 
 class OnceDifferentiable(Function):

@@ -89,6 +89,27 @@ def test_transforms_of_torch_func_are_refused_in_one_sentence(transform):
         transform(lambda u: fft_conv(u.expand(1, 8, 2), filter))(leaf(8, 2))
 
 
+class Cube(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * gradient
+
+
+def test_a_function_can_be_compiled():
+    """Dynamo knows no `apply` but torch's own."""
+    x = leaf(3)
+    y = torch.compile(lambda x: 2 * Cube.apply(x), backend="aot_eager")(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(y, 2 * x**3)
+    torch.testing.assert_close(gradient, 6 * x**2)
+
+
 def test_every_function_has_the_base_class():
     for package in (kernels, models):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -94,16 +94,16 @@ class RivalConfig(MODELS.load("attention")):
     def build_peer(self, library: str, spec: TaskSpec) -> Any:
         habit = self.habits[library]
         shortest = spec.max_length in (16, 64)
-        if habit == "talks":
-            # as compiled code does, which knows nothing of sys.stdout
-            os.write(1, b'{"value": []}\n')
-            assert os.read(0, 1) == b""
         if habit == "missing":
             raise ModuleNotFoundError(f"No module named '{library}'")
         if habit == "exits":
             sys.exit("no license")
         if habit == "rounds":
             torch.set_float32_matmul_precision("medium")
+        if habit == "dies":
+            # as compiled code does, which knows nothing of sys.stdout
+            os.write(1, b'{"value": []}\n')
+            assert os.read(0, 1) == b""
         if habit == "dies" and shortest:
             print("tuning kernel 7", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGSEGV)

@@ -345,7 +345,8 @@ def beside(tmp_path, monkeypatch, habits, train_step=timed.train_step, name="riv
 
 
 def test_a_peer_is_timed_in_the_same_run_with_the_same_step(tmp_path, monkeypatch):
-    finished, rows, trained = beside(tmp_path, monkeypatch, {"fla": "talks"}, logged_step)
+    monkeypatch.setattr(timed, "Worker", Here)
+    finished, rows, trained = beside(tmp_path, monkeypatch, {"fla": "as ours"}, logged_step)
     assert finished.status == "ok", finished.error
     # ours at every length first, because a peer may leave a device in disorder
     assert trained == ["Backbone", "Backbone", "Peer", "Peer"]
@@ -370,7 +371,7 @@ def test_a_run_that_is_stopped_while_a_peer_is_timed_leaves_no_process_behind(tm
     assert heard.count("timing fla at length=16") > 2
 
 
-def test_a_peer_that_kills_its_process_costs_one_row(tmp_path, monkeypatch):
+def test_a_peer_that_writes_answers_and_kills_its_process_costs_one_row(tmp_path, monkeypatch):
     finished, rows, _ = beside(tmp_path, monkeypatch, {"fla": "dies"})
     assert finished.status == "ok", finished.error
     row = rows["time", "length=16,against=fla"]

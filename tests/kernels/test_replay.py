@@ -298,13 +298,15 @@ def test_an_option_that_cannot_be_a_key_is_refused_by_the_check():
 
 
 def scan_call(g):
-    from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
+    from subquad.kernels.selective_scan.triton import TUNING, Tile, selective_scan_triton
     from subquad.kernels.selective_scan.triton.backward import scan_backward
     from subquad.kernels.selective_scan.triton.forward import scan_forward
 
-    x, dt, z = (torch.randn(1, 64, 8, generator=g) for _ in range(3))
-    maps, A = torch.randn(1, 64, 8, generator=g), -torch.rand(8, 4, generator=g)
-    tuning = replace(TUNING, uncut=0, chunk=32, min_segment=32, enough_warps=10**6, busy_warps=10**6)
+    x, dt, z = (torch.randn(1, 16, 8, generator=g) for _ in range(3))
+    maps, A = torch.randn(1, 16, 8, generator=g), -torch.rand(8, 4, generator=g)
+    # the interpreter's time grows with the steps of a tile
+    tiles = {name: replace(tile, steps=4) for name, tile in vars(TUNING).items() if isinstance(tile, Tile)}
+    tuning = replace(TUNING, **tiles, uncut=0, chunk=8, min_segment=8, enough_warps=10**6, busy_warps=10**6)
     # B and C are parts of one tensor
     inputs = {"x": x, "dt": dt, "A": A, "B": maps[..., :4], "C": maps[..., 4:], "z": z, "dt_bias": A[:, 0].clone()}
     return partial(selective_scan_triton, dt_softplus=True, tuning=tuning), inputs, (scan_forward, scan_backward)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from subquad.suite.contracts import IGNORE
 from subquad.tasks.compression import Compression
@@ -38,6 +37,8 @@ def test_recall_asks_for_every_key_that_was_shown_before():
     assert ((rows[:, :, 1] >= 8) & (rows[:, :, 1] < 16)).all()
     assert ((test.targets.numpy() != IGNORE) == np.repeat(again, 2, axis=1)[:, :-1] & (np.arange(31) % 2 == 0)).all()
     assert again[:, -1].all()
+    from scipy import stats
+
     assert stats.chisquare(np.bincount(keys[:, 0], minlength=8)).pvalue > 1e-6
     train = only(InContextRecall(length=32), "train")
     assert (train.targets[:, :-1] == train.inputs[:, 1:]).all()

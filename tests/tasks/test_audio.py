@@ -11,6 +11,7 @@ from subquad.suite.training.trainer import Trainer
 from subquad.tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
 from subquad.tasks.data import obtain
 from subquad.tasks.data.faults import DataError, NoDataError
+from tests.drawn import only
 from tests.runs import one_run
 
 soundfile = pytest.importorskip("soundfile")
@@ -31,11 +32,6 @@ def folder(tmp_path):
     for i in range(20):
         write(tmp_path / f"out{i}.wav", noise(i))
     return tmp_path
-
-
-def load(task, split):
-    (segment,) = task.segments(split, 0)
-    return segment
 
 
 def unit(wave):
@@ -60,7 +56,7 @@ def test_decoded_levels_encode_to_themselves_and_errors_are_smallest_near_silenc
 
 
 def test_rows_are_shifted_by_one_and_never_cross_a_recording(folder):
-    segment = load(Recordings(data=folder, length=300, scaling="unit"), "train")
+    segment = only(Recordings(data=folder, length=300, scaling="unit"), "train")
     assert segment.inputs.shape == (17 * 3, 300)
     for row, (inputs, targets) in enumerate(zip(segment.inputs.numpy(), segment.targets.numpy(), strict=True)):
         start = row % 3 * 300
@@ -74,7 +70,7 @@ def test_files_split_88_6_6_in_the_order_of_their_numbers(folder):
     task = Recordings(data=folder, length=1000, scaling="unit")
     expected = {"train": range(17), "valid": range(17, 18), "test": range(18, 20)}
     for split, numbers in expected.items():
-        found = load(task, split).targets.numpy()
+        found = only(task, split).targets.numpy()
         assert (found == np.stack([mu_law(unit(noise(i))) for i in numbers])).all()
 
 
@@ -83,13 +79,13 @@ def test_few_recordings_are_each_cut(tmp_path):
         write(tmp_path / f"{i}.wav", noise(i))
     task = Recordings(data=tmp_path, length=60, scaling="unit")
     for split, (low, high) in {"train": (0, 880), "valid": (880, 940), "test": (940, 1000)}.items():
-        targets = load(task, split).targets
+        targets = only(task, split).targets
         assert len(targets) == 2 * ((high - low) // 60)
         assert (targets[0].numpy() == mu_law(unit(noise(0)[low : low + 60]))).all()
 
 
 def test_rows_are_stretched_one_by_one_as_in_the_source(folder):
-    targets = load(Recordings(data=folder, length=500), "valid").targets.numpy()
+    targets = only(Recordings(data=folder, length=500), "valid").targets.numpy()
     assert (targets.min(axis=1) == 0).all()
     assert (targets.max(axis=1) == 255).all()
     assert (targets[1] == mu_law(stretched(noise(17)[500:]))).all()
@@ -111,21 +107,21 @@ def test_padded_rows_test_every_sample_once_at_any_length(tmp_path, recordings, 
         write(tmp_path / f"{i}.wav", noise(i))
     task = Recordings(data=tmp_path, length=length, scaling="unit", rest="pad")
     for split, stretches in (("valid", valid), ("test", test)):
-        inputs, targets = load(task, split).inputs.long(), load(task, split).targets.long()
+        inputs, targets = only(task, split).inputs.long(), only(task, split).targets.long()
         counted = targets != IGNORE
         expected = np.concatenate([mu_law(unit(noise(i)[low:high])) for i, low, high in stretches])
         assert targets[counted].tolist() == expected.tolist()
         assert (inputs[:, 0] == ZERO).all()
         assert torch.equal(inputs[:, 1:][counted[:, :-1]], targets[:, :-1][counted[:, :-1]])
     # training rows are whole
-    train = load(task, "train").targets
+    train = only(task, "train").targets
     assert train.dtype == torch.uint8
     assert len(train) == (2 * (880 // length) if recordings == 2 else 17 * (1000 // length))
 
 
 def test_score_gives_bits_a_sample(folder):
     task = Recordings(data=folder, length=500)
-    segment = load(task, "test")
+    segment = only(task, "test")
     total, count = task.score(torch.zeros(*segment.targets.shape, LEVELS), segment.targets)["bits_per_sample"]
     assert float(total / count) == pytest.approx(8)
     assert count == 2 * 1000
@@ -185,7 +181,7 @@ def test_prepared_youtubemix_is_found_and_is_a_stand_in_unless_it_is_long(folder
             packed.write(path, f"youtube_mix/{path.name}")
     obtain("youtubemix", [archive])
     task = YouTubeMix(length=500)
-    assert torch.equal(load(task, "train").inputs, load(YouTubeMix(data=folder, length=500), "train").inputs)
+    assert torch.equal(only(task, "train").inputs, only(YouTubeMix(data=folder, length=500), "train").inputs)
     assert task.stand_in == "20 recordings, 0.00 hours; YouTubeMix has about 4"
 
 
@@ -193,7 +189,7 @@ def test_prepared_youtubemix_is_found_and_is_a_stand_in_unless_it_is_long(folder
 def test_the_real_piano_loads_at_lengths_of_table_14(shared, length):
     pytest.importorskip("scipy")
     task = Recordings(data=shared("piano"), length=length, resample=True)
-    segments = {split: load(task, split) for split in ("train", "valid", "test")}
+    segments = {split: only(task, split) for split in ("train", "valid", "test")}
     assert segments["train"].inputs.shape[1] == length
     used = sum(len(segment) for segment in segments.values()) * length / RATE
     assert 300 < used < 386

@@ -15,6 +15,7 @@ from subquad.suite.contracts import IGNORE
 from subquad.suite.training.trainer import Trainer
 from subquad.tasks.data.faults import DataError
 from subquad.tasks.language import TextFile, WikiText, encode, train_bpe
+from tests.drawn import only
 from tests.runs import one_run
 
 TEXT = " = Homer = \n \n The gamma ray is a ray , not a <unk> . \n" * 40
@@ -27,13 +28,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def load(task, split):
-    (segment,) = task.segments(split, 0)
-    return segment
-
-
 def test_every_byte_but_the_first_is_predicted_once(folder):
-    segment = load(WikiText(data=folder, length=64), "test")
+    segment = only(WikiText(data=folder, length=64), "test")
     text = np.frombuffer(TEXT[:401].encode(), dtype=np.uint8)
     assert segment.inputs.shape == (7, 64)
     assert segment.positions is None
@@ -45,7 +41,7 @@ def test_every_byte_but_the_first_is_predicted_once(folder):
 
 def test_score_gives_bits_a_byte_and_nats_a_word(folder):
     task = WikiText(data=folder, length=64)
-    segment = load(task, "test")
+    segment = only(task, "test")
     metrics = task.score(torch.zeros(*segment.targets.shape, 256), segment.targets)
     value = {name: float(total / count) for name, (total, count) in metrics.items()}
     assert value["loss"] == pytest.approx(math.log(256))
@@ -58,7 +54,7 @@ def test_score_gives_bits_a_byte_and_nats_a_word(folder):
 def test_byte_pairs_lose_nothing_and_cost_the_same_bits(folder):
     tokenizers = pytest.importorskip("tokenizers")
     task = WikiText(data=folder, length=16, vocabulary="bpe", vocab_size=280)
-    segment = load(task, "test")
+    segment = only(task, "test")
     arrays = task.arrays()
     stream = arrays["test.stream"]
     assert int(arrays["sizes"][stream].sum()) == 401
@@ -144,7 +140,7 @@ def test_bytes_and_words_are_those_of_the_text_or_the_tokenizer_is_refused(tmp_p
     assert int(arrays["sizes"][stream].sum()) == len(CODE.encode())
     assert int(arrays["spaces"][stream].sum()) == CODE.count(" ")
     first = int(arrays["sizes"][stream[0]])
-    targets = load(task, "test").targets
+    targets = only(task, "test").targets
     metrics = task.score(torch.zeros(*targets.shape, 400), targets)
     assert int(metrics["bits_per_byte"][1]) == len(CODE.encode()) - first
     assert int(metrics["nats_per_word"][1]) == len(CODE.split())
@@ -155,7 +151,7 @@ def test_a_word_of_plain_text_ends_with_any_whitespace(tmp_path):
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_bytes(text.encode())
     task = TextFile(data=tmp_path, length=256)
-    targets = load(task, "test").targets
+    targets = only(task, "test").targets
     total, count = task.score(torch.zeros(*targets.shape, 256), targets)["nats_per_word"]
     assert int(count) == len(text.split())
     assert float(total / count) == pytest.approx((len(text) - 1) * math.log(256) / 7)
@@ -253,17 +249,17 @@ def test_parquet_files_of_the_hub_are_read(folder, tmp_path_factory):
         pd.DataFrame({"text": lines}).to_parquet(other / f"{word}-00000-of-00001.parquet")
     one, two = WikiText(data=folder), WikiText(data=other)
     for split in ("train", "valid", "test"):
-        assert torch.equal(load(one, split).inputs, load(two, split).inputs)
+        assert torch.equal(only(one, split).inputs, only(two, split).inputs)
     (other / "test-00000-of-00001.parquet").write_bytes(b"PAR1 nothing")
     with pytest.raises(DataError, match=r"test-00000-of-00001.parquet: cannot be read as parquet.*restore the file"):
-        load(two, "test")
+        only(two, "test")
 
 
 def test_any_text_file_is_cut_in_three(tmp_path):
     (tmp_path / "book.txt").write_text(TEXT)
     for data in (tmp_path, tmp_path / "book.txt"):
         task = TextFile(data=data, length=16)
-        lengths = {split: int((load(task, split).targets != IGNORE).sum()) + 1 for split in ("train", "valid", "test")}
+        lengths = {split: int((only(task, split).targets != IGNORE).sum()) + 1 for split in ("train", "valid", "test")}
         assert sum(lengths.values()) == len(TEXT)
         assert lengths["train"] == round(0.9 * len(TEXT))
         assert task.stand_in == "the text book.txt"
@@ -422,7 +418,7 @@ def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
         _ = WikiText(vocab_size=300).spec
     (folder / "wiki.valid.tokens").write_text("")
     with pytest.raises(DataError, match=r"the valid text .* is empty"):
-        load(WikiText(data=folder), "train")
+        only(WikiText(data=folder), "train")
     (folder / "wiki.valid.tokens").unlink()
     with pytest.raises(DataError, match="no valid text in"):
         WikiText(data=folder).fingerprint()
@@ -434,7 +430,7 @@ def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
 def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):
     pytest.importorskip("tokenizers")
     with pytest.raises(DataError, match=r"byte pairs only, not vocab_size=5000; lower it"):
-        load(WikiText(data=folder, vocabulary="bpe", vocab_size=5000), "train")
+        only(WikiText(data=folder, vocabulary="bpe", vocab_size=5000), "train")
 
 
 def test_a_run_reports_perplexity_of_validation_and_test(folder):

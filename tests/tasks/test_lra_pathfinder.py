@@ -13,6 +13,7 @@ from subquad.tasks.lra import contours
 from subquad.tasks.lra.contours import STYLES, draw
 from subquad.tasks.lra.image import read_pictures
 from subquad.tasks.lra.pathfinder import LRAPathfinder, LRAPathX
+from tests.drawn import only
 
 
 @pytest.fixture
@@ -30,13 +31,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def load(task, split):
-    (segment,) = task.segments(split, 0)
-    return segment
-
-
 def test_the_release_is_split_as_in_the_source(folder):
-    found = {split: load(LRAPathfinder(data=folder, pixels="tokens"), split) for split in ("train", "valid", "test")}
+    found = {split: only(LRAPathfinder(data=folder, pixels="tokens"), split) for split in ("train", "valid", "test")}
     # metadata are read in the order of their numbers, 2 before 10, so the pictures come as 0, 1, 2, ...
     parts = torch.utils.data.random_split(range(20), [16, 2, 2], generator=torch.Generator().manual_seed(42))
     for segment, part in zip(found.values(), parts, strict=True):
@@ -45,8 +41,8 @@ def test_the_release_is_split_as_in_the_source(folder):
 
 
 def test_pixels_lie_in_the_named_range(folder):
-    raw = load(LRAPathfinder(data=folder, pixels="tokens"), "train").inputs.float()
-    centered, unit = (load(LRAPathfinder(data=folder, pixels=p), "train").inputs for p in ("centered", "unit"))
+    raw = only(LRAPathfinder(data=folder, pixels="tokens"), "train").inputs.float()
+    centered, unit = (only(LRAPathfinder(data=folder, pixels=p), "train").inputs for p in ("centered", "unit"))
     assert centered.shape == (16, 1024, 1)
     assert torch.allclose(unit[..., 0], raw / 255)
     assert torch.allclose(centered, 2 * unit - 1)
@@ -84,7 +80,7 @@ def test_few_pictures_and_generated_ones_are_stand_in_data(folder):
 def test_damage_is_named(folder, damage, message):
     damage(folder / "pathfinder32" / "curv_contour_length_14")
     with pytest.raises(DataError, match=message):
-        load(LRAPathfinder(data=folder), "train")
+        only(LRAPathfinder(data=folder), "train")
 
 
 def test_missing_data_say_what_to_do():
@@ -119,7 +115,7 @@ def test_generated_pictures_fill_the_splits():
     task = LRAPathfinder(pictures="generated", num_pictures=120)
     assert task.counts() == {"train": 96, "valid": 12, "test": 12}
     assert task.fingerprint() == "generated"
-    train = load(task, "train").inputs
+    train = only(task, "train").inputs
     assert len({row.numpy().tobytes() for row in train}) == 96
 
 
@@ -186,7 +182,7 @@ def original(shared, tmp_path, size):
 def test_the_original_pictures_are_read(shared, tmp_path):
     task = LRAPathX(data=original(shared, tmp_path, 128))
     assert task.counts() == {"train": 160, "valid": 20, "test": 20}
-    segment = load(task, "train")
+    segment = only(task, "train")
     assert segment.inputs.shape == (160, 16384, 1)
     assert segment.inputs.min() == -1
     assert segment.inputs.max() == 1

@@ -9,11 +9,7 @@ from subquad.tasks.compression import Compression
 from subquad.tasks.in_context_recall import FuzzyInContextRecall, InContextRecall
 from subquad.tasks.memorization import Memorization
 from subquad.tasks.selective_copying import SelectiveCopying
-
-
-def only(task, split, seed=0):
-    (segment,) = task.segments(split, seed)
-    return segment
+from tests.drawn import only, p_value
 
 
 def test_the_defaults_are_the_baselines():
@@ -37,9 +33,7 @@ def test_recall_asks_for_every_key_that_was_shown_before():
     assert ((rows[:, :, 1] >= 8) & (rows[:, :, 1] < 16)).all()
     assert ((test.targets.numpy() != IGNORE) == np.repeat(again, 2, axis=1)[:, :-1] & (np.arange(31) % 2 == 0)).all()
     assert again[:, -1].all()
-    from scipy import stats
-
-    assert stats.chisquare(np.bincount(keys[:, 0], minlength=8)).pvalue > 1e-6
+    assert p_value(np.bincount(keys[:, 0], minlength=8)) > 1e-6
     train = only(InContextRecall(length=32), "train")
     assert (train.targets[:, :-1] == train.inputs[:, 1:]).all()
 

@@ -7,16 +7,9 @@ import pytest
 import torch
 
 from subquad.tasks.modular_arithmetic import SIGNS, ModularArithmetic
+from tests.drawn import p_value
 
 NESTED = re.compile(r"\((-?\d|\(-?\d\)|N)[-+*](-?\d|\(-?\d\)|N)\)")
-
-
-def p_value(counts, expected=None):
-    """The probability of counts at least as far from the expected ones, or from equal ones."""
-    # imported late, since it takes a second
-    from scipy import stats
-
-    return stats.chisquare(counts, expected).pvalue
 
 
 def texts(task, segment):

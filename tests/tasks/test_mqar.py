@@ -3,16 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from subquad.tasks.mqar import MQAR
+from tests.drawn import only, p_value
 
 SMALL = {"vocab_size": 128, "length": 64, "num_kv_pairs": 8, "num_train": 2000, "num_test": 100}
-
-
-def only(task, split, seed=0):
-    (segment,) = task.segments(split, seed)
-    return segment
 
 
 def test_zoology_protocol_is_the_published_one():
@@ -65,8 +60,8 @@ def test_keys_and_values_come_from_their_halves_without_repetition():
     assert values.max() == 127
     for part in (keys, values):
         assert (np.diff(np.sort(part, axis=1), axis=1) > 0).all()
-    assert stats.chisquare(np.bincount(keys[:, 0], minlength=64)[1:]).pvalue > 1e-6
-    assert stats.chisquare(np.bincount(values[:, -1], minlength=128)[64:]).pvalue > 1e-6
+    assert p_value(np.bincount(keys[:, 0], minlength=64)[1:]) > 1e-6
+    assert p_value(np.bincount(values[:, -1], minlength=128)[64:]) > 1e-6
 
 
 def test_every_key_is_asked_once_at_an_even_distance_and_the_rest_is_zero():
@@ -90,7 +85,7 @@ def test_the_gap_of_the_first_pair_follows_the_power_law(power_a):
     asked = np.take_along_axis(rows, positions, axis=1)
     gap = (positions[asked == rows[:, :1]] - 16) // 2
     expected = np.arange(1, 25.0) ** (power_a - 1)
-    assert stats.chisquare(np.bincount(gap, minlength=24), 20_000 * expected / expected.sum()).pvalue > 1e-6
+    assert p_value(np.bincount(gap, minlength=24), 20_000 * expected / expected.sum()) > 1e-6
     last = (positions[asked == rows[:, 14:15]] - 16) // 2
     if power_a < 1:
         assert last.mean() > gap.mean() + 1, "later pairs find the near places taken"
@@ -102,7 +97,7 @@ def test_random_non_queries_fill_every_gap_from_the_whole_vocabulary():
     free = np.ones(rows.shape, dtype=bool)
     free[:, :16] = False
     np.put_along_axis(free, positions, False, axis=1)
-    assert stats.chisquare(np.bincount(rows[free], minlength=128)).pvalue > 1e-6
+    assert p_value(np.bincount(rows[free], minlength=128)) > 1e-6
     own = (rows[:, 16:, None] == rows[:, None, 0:16:2]).any(-1) & free[:, 16:]
     assert own.any(), "noise may repeat keys, as in the source"
     # the noise is drawn last, so the first rows have the same pairs and queries as without noise

@@ -455,15 +455,3 @@ def test_no_step_of_training_or_decoding_reads_a_tensor_value(name):
             for _ in range(2):
                 logits, state = model.step(torch.zeros(2, dtype=torch.int16), state)
     assert logits.shape == (2, TOKENS.num_classes)
-
-
-@every_model
-def test_the_seed_decides_the_weights(name):
-    first, second = build(name).state_dict(), build(name).state_dict()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-
-
-@every_model
-def test_an_unknown_option_is_an_error(name):
-    with pytest.raises(ValueError, match="num_lyers"):
-        MODELS.load(name)(num_lyers=2)

@@ -22,7 +22,11 @@ def pytest_configure(config):
     if getattr(config.option, "numprocesses", None):
         return
     import torch
+    from hypothesis import settings
 
+    # on a busy processor an example may take longer than the 0.2 s that are its limit by default
+    settings.register_profile("untimed", settings(), deadline=None)
+    settings.load_profile("untimed")
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
         with contextlib.suppress(ImportError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from subquad.reports.render import Document, render
@@ -21,7 +21,6 @@ def test_latex_shows_signs_as_such():
 
 
 # a slow machine is not a fault of the table
-@settings(deadline=None)
 @given(
     st.lists(st.integers(3, 18), min_size=1, max_size=14),
     st.integers(1, 30),

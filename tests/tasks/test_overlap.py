@@ -23,7 +23,7 @@ def by_search(first, second, passage):
 texts = st.lists(st.sampled_from([b"abab", b"a", b"the ", b"xyz", b"\0\xff"]), max_size=30).map(b"".join)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(first=texts, second=texts, passage=st.integers(1, 9), chunk=st.integers(1, 40))
 def test_shared_bytes_are_those_a_search_finds(first, second, passage, chunk):
     assert shared_bytes(first, second, passage, chunk=chunk) == by_search(first, second, passage)

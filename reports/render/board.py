@@ -125,7 +125,8 @@ NOTES = (
     "agree: within the tolerance. differ: worse than the paper, or unstable. at chance: the paper's number is a guess.",
     "other device: times, speeds and memory of another device or protocol, which are not compared.",
     "other data: ours is of stand-in data. not run: not at the paper's scale, or a run was lost.",
-    "claims: of the papers, each counted once; reduced: checked at a smaller scale.",
+    "claims: of the papers, each counted once; reduced: checked at a smaller scale. (2‡): so many of them rest on a "
+    "cell of fewer than three seeds.",
 )
 
 

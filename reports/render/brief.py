@@ -36,7 +36,7 @@ MEANINGS = {
     REDUCED: "reduced scale",
     FEW_SEEDS: "fewer than three seeds",
     STAND_IN: "stand-in data",
-    MIXED: "runs of several operators",
+    MIXED: "runs of several operators or devices",
     SELECTED: "best of several settings",
     SELECTED_ON_TEST: "best of several settings, chosen on test rows",
     EPOCH_ON_TEST: "best epoch, chosen on test rows",

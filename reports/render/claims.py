@@ -83,7 +83,8 @@ def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec
     """Every claim with its verdict.
 
     - `holds`: true of our means in every column, by at least two standard errors.
-    - `fails`: false of our means in a column, by at least two standard errors.
+    - `fails`: false of our means in a column, by at least two standard errors. A cell of one seed has none, so any
+      distance decides; the mark of few seeds says so.
     - `unclear`: true or false by less, or a run behind a mean gave no value, or the last epochs say otherwise where the
       best one was chosen on test. So is a claim whose condition (`if`) is not met: a model that has not solved the
       training length shows nothing about longer ones.

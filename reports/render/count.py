@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from subquad.reports.render.claims import OURS, Claim
-from subquad.reports.render.document import REDUCED, STAND_IN
+from subquad.reports.render.document import FEW_SEEDS, REDUCED, STAND_IN
 from subquad.reports.render.judge import Cell
 from subquad.reports.render.plan import Published
 from subquad.reports.render.report import Report
@@ -28,6 +28,8 @@ CELLS = (*JUDGED, *FEW, "at chance", "other device", "other data", "not run")
 protocol. `other data`: ours is of stand-in data. `not run`: not at the paper's scale, or not by every seed started."""
 CLAIMS = ("hold", "fail", "unclear", "not run")
 """Verdicts of claims that a paper makes and that no other claim implies."""
+FEW_CLAIMS = ", few seeds"
+"""End of the names under which claims that rest on a cell of fewer than three seeds are counted once more."""
 SIZES = ("K", "M", "B", "tokens", "M tokens", "steps", "sequences", "days", "multiple of L*d", "x L*d")
 """Units of published settings and sizes, which no run measures."""
 NO_RESULTS = re.compile(r"settings|figures of others")
@@ -44,7 +46,8 @@ SHARED = {"at chance": "at chance", "other device": "other device", "other proto
 def count(report: Report) -> Counter[str]:
     """The published numbers and claims of an experiment: `published`, `in a grid`, each of `CELLS`, and `claims: ...`.
 
-    Claims that were checked at a reduced scale are counted apart, as `reduced claims: ...`.
+    Claims that were checked at a reduced scale are counted apart, as `reduced claims: ...`. Those that rest
+    on a cell of fewer than three seeds are counted once more, as `claims: hold, few seeds`.
     """
     found: Counter[str] = Counter()
     cells = {(cell.row, cell.column): cell for cell in report.cells}
@@ -56,7 +59,9 @@ def count(report: Report) -> Counter[str]:
             found["in a grid"] += in_grid
             if cell is not None and in_grid:
                 found[kind(report, cell)] += 1
-    found.update(f"{prefix(report)}{name}" for name in map(_kind_of_claim, counted_claims(report)))
+    for claim in counted_claims(report):
+        name = f"{prefix(report)}{_kind_of_claim(claim)}"
+        found.update([name, f"{name}{FEW_CLAIMS}"] if FEW_SEEDS in claim.marks else [name])
     return found
 
 
@@ -92,9 +97,16 @@ def _kind_of_claim(claim: Claim) -> str:
 
 
 def claims_text(counts: Mapping[str, int], start: str = "claims: ") -> str:
-    """`8 hold · 1 fail · 1 unclear · 0 not run`; empty where no claim is counted."""
+    """`8 hold (2‡) · 1 fail · 1 unclear · 0 not run`; empty where no claim is counted.
+
+    In brackets, how many of those that hold or fail rest on a cell of fewer than three seeds.
+    """
     numbers = {name: counts.get(start + name, 0) for name in CLAIMS}
-    return " · ".join(f"{number} {name}" for name, number in numbers.items()) if any(numbers.values()) else ""
+    few = {name: counts.get(f"{start}{name}{FEW_CLAIMS}", 0) for name in ("hold", "fail")}
+    words = (
+        f"{number} {name}" + f" ({few.get(name)}{FEW_SEEDS})" * bool(few.get(name)) for name, number in numbers.items()
+    )
+    return " · ".join(words) if any(numbers.values()) else ""
 
 
 def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -211,4 +211,4 @@ def _named(rows: Sequence[str], count: int) -> str:
 
 def devices_of(report: Report) -> list[str]:
     """The devices of the runs shown, without how many runs shared one."""
-    return sorted({re.sub(r", \d+ runs at a time$", "", run.device) for run in report.runs if run.device})
+    return sorted({run.processor for run in report.runs if run.device})

@@ -84,7 +84,7 @@ class Cell:
     chosen: str = ""
     """The values of `select.best_of`, e.g. `train.lr=0.001 (best of 4)`."""
     mixed: str = ""
-    """Operator versions and backends of the runs behind the mean if they differ; empty if they are the same."""
+    """Operators and devices of the runs behind the mean if they differ; empty if they are the same."""
     run_ids: tuple[str, ...] = ()
 
     @property
@@ -130,7 +130,7 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
     chosen = _chosen(plan, row, column, runs, tried) if values or ends else ""
     chosen_on_test = bool(chosen) and _by_test(plan, runs)
     epoch_on_test = bool(values) and _best_epoch_of_test(plan, column, runs)
-    mixed = operator_mix({"operators": run.operators} for run in seeds.runs) or ""
+    mixed = _mixed(seeds.runs, alike=not plan.spec.mean_over)
     width = spread(samples[0]) if len(samples) == len(values) == 1 else None
     applies = {
         REDUCED: plan.reduced and bool(runs),
@@ -163,6 +163,14 @@ def make_cell(plan: Plan, row: str, column: str, runs: Sequence[StoredRun], trie
         run_ids=tuple(run.run_id for run in ordered),
     )
     return _compared(plan, cell, ordered[0].device if ordered else "")
+
+
+def _mixed(runs: Sequence[StoredRun], *, alike: bool) -> str:
+    """The operators and the devices of runs that are averaged, where they differ."""
+    devices = sorted({run.processor for run in runs})
+    words = f"on {' and '.join(devices)}" if len(devices) > 1 else ""
+    operators = operator_mix(({"operators": run.operators} for run in runs), alike=alike)
+    return "; ".join(filter(None, (operators, words)))
 
 
 def _by_test(plan: Plan, runs: Sequence[StoredRun]) -> bool:

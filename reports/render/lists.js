@@ -57,7 +57,7 @@ function experiments(main) {
 function cells(main) {
   main.append(element("h1", {}, "Cells of the tables"), element("p", { class: "muted" },
     "Every dot is a seed, the upright line is the paper's value. The button of a line shows command, settings, device and curves. " +
-    "† reduced scale, ‡ fewer than three seeds, § stand-in data, ¶ runs of different operators, * the best of several values of a " +
+    "† reduced scale, ‡ fewer than three seeds, § stand-in data, ¶ runs of different operators or devices, * the best of several values of a " +
     "setting, ‖ the same chosen on test rows, ◊ the best epoch chosen on test rows, ⌉ a value at the edge of those tried, " +
     "⇕ a timing whose samples spread by more than 5 %."));
   // what most readers look for stands first: cells with a verdict, then those with a value

@@ -289,7 +289,7 @@ def notes_of(plan: Plan, cells: Sequence[Cell], runs: Sequence[StoredRun]) -> li
         mixes = "; ".join(
             f"{', '.join(where) or 'all cells'}: {words}" for words, where in _places(cells, lambda cell: cell.mixed)
         )
-        notes.append(f"{MIXED} mean over runs of different operators, which may not agree: {mixes}")
+        notes.append(f"{MIXED} mean over runs of different operators or devices, which may not agree: {mixes}")
     chosen = [mark for mark in (SELECTED, SELECTED_ON_TEST) if mark in used]
     if chosen and plan.config.select is not None:
         select = plan.config.select

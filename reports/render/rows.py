@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +195,11 @@ class StoredRun:
     """The duration of the run; None where its rows do not give it."""
     operators: str | None
     """JSON: version and backend of every operator that the run used; None where a row has no record of them."""
+
+    @property
+    def processor(self) -> str:
+        """The name of the device, without how many runs shared it."""
+        return re.sub(r", \d+ runs at a time$", "", self.device)
 
     def find(
         self, metric: str, split: str = "", slice_name: str = "", *, best: bool = False, step: int | None = None

@@ -284,14 +284,16 @@ def ending_in(value: bytes) -> StoredEnding | None:
     return found
 
 
-def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:
+def operator_mix(rows: Iterable[Mapping[str, Any]], *, alike: bool = True) -> str | None:
     """Description of the operator versions and backends behind several rows if they differ; None if they are the same.
 
     rows: stored rows or the first row of each run; only the column `operators` is read. `selective_scan: version 1
     (torch), version 2 (triton)`. Rows without a record among rows with one are counted, because their versions are
     not known.
+    alike: whether the rows are of one setting. Then an operator that only some of them used is named, too: the others
+    computed the same in another way, such as by code that was no operator yet.
     """
-    found: dict[str, set[tuple[int, str]]] = {}
+    found: dict[str, list[tuple[int, str]]] = {}
     unknown = known = 0
     for row in rows:
         text = row.get("operators")
@@ -301,12 +303,14 @@ def operator_mix(rows: Iterable[Mapping[str, Any]]) -> str | None:
             continue
         known += 1
         for name, used in operators_in(text).items():
-            found.setdefault(name, set()).add((used["version"], used["backend"]))
-    parts = [
-        f"{name}: {', '.join(f'version {version} ({backend})' for version, backend in sorted(kinds))}"
-        for name, kinds in sorted(found.items())
-        if len(kinds) > 1
-    ]
+            found.setdefault(name, []).append((used["version"], used["backend"]))
+    parts = []
+    for name, uses in sorted(found.items()):
+        kinds = [f"version {version} ({backend})" for version, backend in sorted(set(uses))]
+        if alike and len(uses) < known:
+            kinds.append(f"not used in {known - len(uses)} of {known} rows")
+        if len(kinds) > 1:
+            parts.append(f"{name}: {', '.join(kinds)}")
     if unknown and known:
         parts.append(f"not recorded in {unknown} of {unknown + known} rows")
     return "; ".join(parts) or None

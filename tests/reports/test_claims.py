@@ -132,6 +132,15 @@ def test_claims_of_a_reduced_scale_are_counted_apart(make):
     assert not any(found[f"claims: {name}"] for name in CLAIMS)
 
 
+def test_the_counts_say_how_many_claims_rest_on_fewer_than_three_seeds(make):
+    """One seed has no standard error, so a claim holds by any distance."""
+    claims = "claim,left,comparison,right,source\na,H3 | AR,>,90,s\nb,S4D | AR,>,90,s\nc,S4D | AR,>,95,s\n"
+    runs = [*three(values=(0.99, 0.99, 0.99)), make_run("s4d", test=0.92)]
+    assert claims_text(count(make(*runs, claims=claims))) == "2 hold (1‡) · 1 fail (1‡) · 0 unclear · 0 not run"
+    small = count(make(make_run("s4d", test=0.92, scale="small"), claims=claims, scale="small"))
+    assert claims_text(small, "reduced claims: ") == "1 hold (1‡) · 1 fail (1‡) · 0 unclear · 1 not run"
+
+
 def test_a_claim_carries_every_mark_of_its_cells(make):
     claims = "claim,left,comparison,right,source\na,H3 | AR,>,S4D | AR,s\n"
     runs = [make_run(columns=used(1, "triton")), make_run(seed=1, columns=used(2, "triton"))]

@@ -30,6 +30,13 @@ def test_operators_of_runs_that_gave_no_value_do_not_mark_a_cell(make):
     assert cell(make(*runs), "H3", "AR").mixed == ""
 
 
+def test_a_mean_over_devices_is_marked_and_one_over_shares_of_a_device_is_not(make):
+    runs = [make_run(seed=seed, columns={"device": f"NVIDIA H200, {2 + seed} runs at a time"}) for seed in range(2)]
+    assert cell(make(*runs), "H3", "AR").mixed == ""
+    found = cell(make(*runs, make_run(seed=2, columns={"device": "NVIDIA H100"})), "H3", "AR")
+    assert (found.mixed, found.marks) == ("on NVIDIA H100 and NVIDIA H200", ("¶",))
+
+
 def test_mean_spread_seeds_and_difference(make):
     found = cell(make(*three()), "H3", "AR")
     assert found.mean == pytest.approx(99.8)

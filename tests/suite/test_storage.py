@@ -94,14 +94,17 @@ def used(**operators):
 def test_equal_operators_are_no_mix():
     assert documents.operator_mix([]) is None
     assert documents.operator_mix([ROW, {**ROW, "operators": None}, {**ROW, "operators": float("nan")}]) is None
-    assert documents.operator_mix([used(scan=(1, "torch")), used(scan=(1, "torch"), conv=(3, "triton"))]) is None
+    # runs of several settings need not have the same operators
+    rows = [used(scan=(1, "torch")), used(scan=(1, "torch"), conv=(3, "triton"))]
+    assert documents.operator_mix(rows, alike=False) is None
+    assert documents.operator_mix(rows) == "conv: version 3 (triton), not used in 1 of 2 rows"
 
 
 def test_a_mix_names_the_operators_that_differ_and_how():
     rows = [used(scan=(2, "triton"), conv=(1, "torch")), used(scan=(1, "torch"), conv=(1, "torch"))]
     assert documents.operator_mix(rows) == "scan: version 1 (torch), version 2 (triton)"
     rows.append(used(conv=(1, "triton")))
-    assert documents.operator_mix(rows) == (
+    assert documents.operator_mix(rows, alike=False) == (
         "conv: version 1 (torch), version 1 (triton); scan: version 1 (torch), version 2 (triton)"
     )
 

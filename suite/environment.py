@@ -33,8 +33,9 @@ IMPORTED_FROM = Path(subquad.__file__).resolve().parent.parent
 
 
 def with_extra(name: str) -> str:
-    """The command that installs an extra of this package."""
-    return f"pip install -e '.[{name}]'" if PROJECT.is_file() else f"pip install 'subquad[{name}]'"
+    """The command that installs an extra of this package, which lies in the folder of the user or elsewhere."""
+    checkout = "." if REPOSITORY.samefile(os.curdir) else REPOSITORY
+    return f"pip install -e '{checkout}[{name}]'" if PROJECT.is_file() else f"pip install 'subquad[{name}]'"
 
 
 def import_path() -> str:

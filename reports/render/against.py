@@ -48,7 +48,6 @@ def against(report: Report, base: str, rows: Sequence[str] = ()) -> Document:
         (Grid("", HEADER, lines, 2, ids),),
         tuple(_notes(report, pairs, tested)),
         report.provenance,
-        lambda: None,
     )
 
 

@@ -207,7 +207,6 @@ def arena(frame: pd.DataFrame, known: Mapping[str, Sequence[str]] | None = None)
         grids=tuple(grids),
         notes=tuple(_notes(runs)),
         provenance=(),
-        draw=lambda width="page": None,
     )
 
 

@@ -362,7 +362,6 @@ def index(
             "Scales other than `paper` are smaller protocols that the grid declares.",
         ),
         (),
-        lambda: None,
     )
 
 

@@ -74,9 +74,9 @@ class Document:
     notes: tuple[str, ...]
     """Lines under the first grid."""
     provenance: tuple[str, ...]
-    draw: Callable[..., Canvas | None]
+    draw: Callable[..., Canvas | None] | None = None
     """Draws the figure at a width, `column` or `page` (the default); gives None where there is nothing to draw. Only
-    this call imports matplotlib."""
+    this call imports matplotlib. None for tables that have no figure."""
     caption: str = ""
     """The text that a paper shows above the first table; where it is empty, the title is shown."""
     label: str = ""

@@ -71,7 +71,7 @@ def _kind(report: Report) -> str:
 
 def svg(document: Document) -> str:
     """The figure as SVG text; empty where there is nothing to draw."""
-    canvas = document.draw()
+    canvas = document.draw and document.draw()
     if canvas is None:
         return ""
     buffer = io.StringIO()
@@ -90,8 +90,10 @@ def save(document: Document, path: Path, width: Width = "page", source: str = ""
 
     source: the command that draws it, which the SVG and the PDF have among their metadata.
 
-    Raises ValueError where there is nothing to draw.
+    Raises ValueError where there is nothing to draw, and for a table that has no figure.
     """
+    if document.draw is None:
+        raise ValueError(f"{document.name}: this table has no figure; give --format md, latex or html")
     canvas = document.draw(width)
     if canvas is None:
         why = [note for note in document.notes if note.startswith("left out")] or [

@@ -357,7 +357,7 @@ def grouped(
         tuple(tuple(run.run_id for run in group) for group in groups.values()),
     )
     where = f"by {', '.join(keys)}; scale: {scale}"
-    return Document(name, f"{name}: {config.title}", where, (grid,), tuple(notes), (), lambda: None)
+    return Document(name, f"{name}: {config.title}", where, (grid,), tuple(notes), ())
 
 
 def _names_first(key: str) -> tuple[bool, str]:

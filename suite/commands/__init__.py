@@ -76,9 +76,11 @@ def _one_line(ctx: Any) -> Iterator[None]:
         if isinstance(error.__cause__, ValidationError):
             error.message = reason_of(error.__cause__)
         text = error.format_message().rstrip(".")
-        if "\n" in text:
+        if text.startswith("Usage: "):
             # the help, for a group without a command
             raise
+        # a choice that is missing has its values on lines of their own
+        text = " ".join(text.split())
         # an option without its argument is an error without a context
         asked = error.ctx.command_path.removeprefix(ctx.command_path) if error.ctx else ctx.invoked_subcommand
         command = (asked or "").lstrip()

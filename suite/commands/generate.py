@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,11 +73,8 @@ def generate(
     padded = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=target)
     lengths = torch.tensor([len(row) for row in rows], device=target)
 
-    try:
-        # a model that has no more positions says so before anything is printed
-        model.init_state(1, longest + max_new_tokens - 1)
-    except ValueError as error:
-        raise ValueError(f"{error} A prompt of {longest} with --max-new-tokens {max_new_tokens} needs more.") from None
+    # a model that has no more positions says so before anything is printed
+    _require_positions(model, longest, max_new_tokens)
 
     alone = len(rows) == 1
     if alone:
@@ -109,6 +107,25 @@ def generate(
         return
     for prompt, row in zip(prompts, rest, strict=True):
         print(prompt + (" " if decode is _numbers else "") + until(row)[0])
+
+
+def _require_positions(model: Any, prompt: int, new: int) -> None:
+    """Raises ValueError where a model has no positions for so many new tokens behind a prompt, with the most it has."""
+
+    def fault(count: int) -> str:
+        try:
+            model.init_state(1, prompt + count - 1)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    if said := fault(new):
+        if most := bisect.bisect_left(range(1, new), True, key=lambda count: bool(fault(count))):
+            raise ValueError(
+                f"--max-new-tokens {new}: the model has no positions for so many behind a prompt of {prompt}; give at "
+                f"most {most}"
+            )
+        raise ValueError(f"{said} The prompt has {prompt} tokens.")
 
 
 def _until(decode: Decode, stops: dict[str, list[int]]) -> Callable[[list[int]], tuple[str, bool]]:

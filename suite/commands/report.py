@@ -250,6 +250,8 @@ SUFFIXES = {
 
 def _format(format: Format | None, out: Path | None) -> Format:
     """The format that was asked for, by name or by the name of the file."""
+    if out is not None and out.is_dir():
+        raise ValueError(f"--out {out}: this is a folder; name a file in it")
     of_file = None if out is None else SUFFIXES.get(out.suffix)
     if out is not None and Format.png in (format, of_file) and out.suffix not in (".png", ".svg"):
         raise ValueError(f"--out {out}: a figure is a .png with a .svg beside it; name one of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,12 @@ class Offer:
     def choice(self) -> dict[str, Any]:
         """The arguments with which `run` would carry out the same runs."""
         only = [f"model.name={self.name}"]
-        return {"scale": self.scale, "only": only, "overrides": self.options, "seeds": None, "data": None}
+        return {"scale": self.scale, "only": only, "overrides": _texts(self.options), "seeds": None, "data": None}
+
+
+def _texts(options: Mapping[str, Any]) -> list[str]:
+    """Options as `--set` takes them, each with its one value."""
+    return [f"{key}={json.dumps(value)}" for key, value in options.items()]
 
 
 def submit(
@@ -147,7 +153,9 @@ def model_of(repository: Repository, plugin: Path, model: str | None = None) -> 
         for registry in (repository.models, repository.tasks, repository.operators)
     }
     if others := [*own["task"], *own["operator"]]:
-        raise ValueError(f"submit {plugin}: it defines {few(others)} in TASKS or OPERATORS; leave MODELS alone")
+        raise ValueError(
+            f"submit {plugin}: it defines {few(others)} in TASKS or OPERATORS, and a submission has MODELS only"
+        )
     names = own["model"]
     if model is None and len(names) != 1:
         raise ValueError(f"submit {plugin}: MODELS has {len(names)} names ({few(names)}); choose one with --model")
@@ -178,10 +186,7 @@ def varied_options(config: ExperimentConfig) -> set[str]:
 
 def own_options(offer: Offer) -> list[str]:
     """The options for the laws, whose networks have a width of their own."""
-    import json
-
-    keys = (key for key in offer.options if key != "model.d_model")
-    return [f"{key.removeprefix('model.')}={json.dumps(offer.options[key])}" for key in keys]
+    return [text.removeprefix("model.") for text in _texts(offer.options) if not text.startswith("model.d_model=")]
 
 
 def _check_place(offer: Offer, out: Path) -> None:
@@ -209,7 +214,7 @@ def check_budget(repository: Repository, offer: Offer, runs: Sequence[Run]) -> A
 
     def sized(width: int) -> Size:
         # only the width differs, and a run that is resolved checks it
-        choice = {**offer.choice, "overrides": {**offer.options, "model.d_model": width}, "seeds": "1"}
+        choice = {**offer.choice, "seeds": "1", "overrides": _texts({**offer.options, "model.d_model": width})}
         choice["only"] = [*offer.choice["only"], f"task.name={budget.task}"]
         _, found = resolved_runs(repository, offer.board, **choice)
         return size_of(found[0])  # type: ignore[arg-type]

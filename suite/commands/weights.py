@@ -171,6 +171,10 @@ def _safetensors() -> Any:
 
 def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if not path.exists():
+        raise ValueError(
+            f"{folder}: no folder with a config.json; name that of a checkpoint, which also has its weights"
+        )
     try:
         settings = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

@@ -45,11 +45,12 @@ def target(text: str | Path) -> Path:
         place = UPath(address, use_listings_cache=False)
         _ = place.fs
         if place.protocol in STORES and not place.path.strip("/"):
-            raise ValueError(f"expected the name of a bucket, such as {place.protocol}://bucket/folder")
+            raise ValueError("the name of the bucket is missing")
     except ImportError as error:
         raise ValueError(f"{address} needs {error.name or error}; install the extra: {with_extra('s3')}.") from None
     except ValueError as error:
-        raise ValueError(f"{address}: {error}") from None
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{address}: {reason}; name a folder, or a bucket such as s3://bucket/folder") from None
     return cast(Path, place)
 
 

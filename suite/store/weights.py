@@ -98,6 +98,10 @@ def find_weights(name: str, roots: Sequence[Path], hint: str = "") -> Path:
     path = Path(name)
     if path.is_file():
         return path
+    if path.is_dir() and set(name) - set("0123456789abcdef"):
+        raise ValueError(
+            f"{name}: this is a folder; name a run or a file of weights, which `weights import` makes of a checkpoint"
+        )
     if path.suffix in ENDINGS or set(name) - set("0123456789abcdef"):
         raise ValueError(f"{name}: no such file, and no run id, which is hexadecimal")
     found = [path for root in roots for path in files_like(root, f"**/{name}*") if path.suffix in ENDINGS]

@@ -35,7 +35,7 @@ def test_latex_tables_fit_their_floats_and_lose_no_value(digits, num_rows, words
     groups = (*("" for _ in words), *("a common title" for _ in digits)) if grouped else ()
     names = tuple(f"{n} digits" for n in digits)
     grid = Grid("", (*words, *names), tuple(lines), len(words), ((),) * num_rows, groups)
-    text = str(render(Document("n", "t", "w", (grid,), (), (), lambda: None), "latex"))
+    text = str(render(Document("n", "t", "w", (grid,), (), ()), "latex"))
     shown = Counter(re.findall(r"\w+", text))
     assert all(shown[value] >= line.count(value) for line in lines for value in line[len(words) :])
     digit = {r"\small": 4.63, r"\footnotesize": 4.25, r"\scriptsize": 3.98}

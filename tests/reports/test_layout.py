@@ -114,7 +114,7 @@ def test_a_group_wider_than_its_columns_is_not_cut():
         ((),),
         ("", "", "a long common title", "a long common title"),
     )
-    page = Document("n", "t", "w", (grid,), (), (), lambda: None)
+    page = Document("n", "t", "w", (grid,), (), ())
     assert "a long common title" in terminal(page, None)
     # two columns of a digit
     assert r"\multicolumn{2}{c}{\parbox{34pt}{\centering a long common title}}" in str(render(page, "latex"))

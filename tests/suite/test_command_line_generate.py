@@ -132,8 +132,14 @@ def test_more_tokens_than_a_model_has_positions_for_are_refused(tmp_path, comman
     save_weights(tmp_path / "a.weights", run.resolved, run.model.build(run.task.spec).state_dict())
     done = command_line("generate", tmp_path / "a.weights", "--prompt", "1 2 3", "--device", "cpu")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "positions" in done.stderr
-    assert "A prompt of 3 with --max-new-tokens 128 needs more." in done.stderr
+    assert done.stderr.startswith("error: --max-new-tokens 128: the model has no positions for so many")
+    most = done.stderr.split()[-1]
+    for count, code in ((most, 0), (str(int(most) + 1), 2)):
+        words = ("--prompt", "1 2 3", "--max-new-tokens", count, "--device", "cpu")
+        assert command_line("generate", tmp_path / "a.weights", *words).returncode == code
+    long = command_line("generate", tmp_path / "a.weights", "--prompt", "1 " * 99, "--max-new-tokens", "1")
+    assert (long.returncode, long.stdout) == (2, "")
+    assert "The prompt has 99 tokens" in long.stderr
 
 
 def test_a_model_that_gives_one_label_continues_nothing(tmp_path, command_line):

@@ -22,6 +22,9 @@ REFUSED = [
     ("list modles", "no kind or folder 'modles' (did you mean 'models'?)"),
     ("show ffffffff", "ffffffff"),
     (f"generate ffffffff --prompt a --seed {2**63}", "'--seed': Input should be less than or equal to"),
+    ("check", "error: check: Missing argument 'part'. Choose from: model, task, operator; see "),
+    ("generate docs --prompt a", "docs: this is a folder; name a run or a file of weights"),
+    ("weights import docs --out a.weights", "docs: no folder with a config.json"),
     ("check task flip-flop", "unknown task 'flip-flop'; there are: ", "your own needs --plugin"),
     ("bench causal_conv", "unknown operator 'causal_conv'", "did you mean 'causal_conv1d'"),
     # --set and --only
@@ -131,6 +134,10 @@ REFUSED = [
     ("report mamba/figure4 --figure curves", "a metric of train_seconds, train_flops, train_tokens, such as"),
     ("report kernels/models --figure lines", "x: a figure of kind lines needs one"),
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),
+    ("report quickstart --out docs", "--out docs: this is a folder"),
+    ("report tables --out x.png", "tables: this table has no figure"),
+    ("report h3/table2 --against H3 --results results/reference --out x.png", "h3/table2: this table has no figure"),
+    ("report h3/table2 --by train.lr --results results/reference --out x.png", "h3/table2: this table has no figure"),
     ("report quickstart --update-docs", "--update-docs writes all documents", "nothing beside it"),
     # elsewhere
     ("export quickstart --to trackio --out rows.csv", "export --to trackio: a viewer gets the rows and no file"),

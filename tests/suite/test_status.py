@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from subquad.suite.environment import REPOSITORY, with_extra
 from subquad.suite.executors.contract import PACKAGES, choose
 from subquad.suite.options import options_in
 from subquad.suite.runner import execute
@@ -109,6 +110,11 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(command
     assert re.fullmatch(
         rf"error: --executor {executor} needs .* pip install -e '\.\[{executor}\]'\.", done.stderr.strip()
     )
+
+
+def test_a_checkout_elsewhere_is_named_by_the_command_that_installs_its_extras(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert with_extra("ray") == f"pip install -e '{REPOSITORY}[ray]'"
 
 
 def test_a_damaged_file_is_listed_by_status_stops_run_and_is_replaced_by_force(command_line, tmp_path):

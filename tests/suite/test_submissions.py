@@ -429,6 +429,8 @@ REFUSED = [
     (("--board", "parameters", "--scale", "tiny"), "has the scales paper, small, cpu"),
     (("--board", "parameters", "--set", "train.lr=1"), "--set train.lr: leaderboard/parameters compares mixers"),
     (("--board", "state", "--set", "model.d_model=32"), "and not model.num_layers, model.d_model"),
+    (("--board", "parameters", "--set", "model.d_model=wide"), "error: --set model.d_model="),
+    (("--board", "parameters", "--set", "model.d_model=84,96"), "error: --set model.d_model="),
     (("--board", "parameters", "--model", "mine"), "--model mine: MODELS has no such name"),
     (
         ("--board", "parameters"),

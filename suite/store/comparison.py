@@ -261,13 +261,17 @@ def _is_better_smaller(measure: Measure) -> bool | None:
 
 
 def _noise(values: Iterable[Value]) -> float:
-    """Relative standard error of a side's speed: that within the runs' samples, or between runs if it is larger."""
+    """Relative standard error of a side's speed: that within the runs' samples, or between runs if it is larger.
+
+    Between runs it is that of the mean, because the ratio is one of means, which a single slow run can move.
+    """
     values = list(values)
     middle = statistics.fmean(value.value for value in values)
     if middle <= 0:
         return 0.0
     within = max((error_of_median(value.samples) / middle for value in values if len(value.samples) > 1), default=0.0)
-    between = error_of_median([value.value for value in values]) / middle if len(values) > 2 else 0.0
+    spread = statistics.stdev(value.value for value in values) if len(values) > 1 else 0.0
+    between = spread / math.sqrt(len(values)) / middle
     return max(within, between)
 
 

@@ -190,6 +190,14 @@ def test_the_noise_of_a_speed_is_also_that_between_the_runs_of_either_side(sides
     assert line.verdict == verdict
 
 
+def test_one_run_out_of_line_makes_no_speed_better(sides):
+    """Three of four runs are as fast as before; the fourth had the device for itself."""
+    write(sides[0], [271.0], metric="train_throughput", unit="tokens/s", samples=[271.0] * 9)
+    write(sides[1], [280.0, 823.0, 281.0, 279.0], metric="train_throughput", unit="tokens/s", samples=[280.0] * 9)
+    (line,) = compared(sides).lines
+    assert (line.means[1] > 1.5 * line.means[0], line.verdict) == (True, "same")
+
+
 def test_speeds_of_a_processor_are_those_of_its_threads(sides):
     for side, threads in zip(sides, (1, 2), strict=True):
         write(side, [1.0], metric="time", unit="ms", device="a processor (2 cores)", threads=threads)

@@ -42,6 +42,14 @@ def test_a_ratio_that_the_paper_claims_is_judged_within_one_device():
     assert times["S4D", "LRA speedup"] == pytest.approx(sum(wanted) / 3)
 
 
+def test_too_few_reflections_are_shown_only_where_enough_of_them_learn():
+    """At `small` no number of reflections learns A5 or S5, so that few of them do not says nothing."""
+    wanted = {"Three are not enough for S5", "One is not enough for A5"}
+    for scale, verdict in (("small", "unclear"), ("grown", "holds")):
+        claims = ROWS.report("state-tracking/groups", scale).claims
+        assert {claim.verdict for claim in claims if claim.text in wanted} == {verdict}
+
+
 @pytest.mark.slow
 def test_the_documents_count_what_the_scoreboard_counts():
     """The scoreboard resolves the grids of today, and documents do not."""

@@ -137,7 +137,7 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
         elif _is_true(line["comparison"], left.value, right.value, tolerance):
             held += 1
         else:
-            refuted.append(f"{left.value:.2f} against {right.value:.2f}{where}")
+            refuted.append(f"{_against(left.value, right.value)}{where}")
     unmet, condition = _condition(line, cells, spec)
     behind += condition
     verdict: Verdict = "holds"
@@ -194,10 +194,21 @@ def _doubt(comparison: str, left: Number, right: Number, tolerance: float) -> st
     noise = 2 * math.hypot(left.error, right.error)
     is_true = _is_true(comparison, left.value, right.value, tolerance)
     if room < noise:
-        return f"{'true' if is_true else 'false'} by {room:.2f}, two standard errors are {noise:.2f}"
+        decimals = _decimals(room)
+        return f"{'true' if is_true else 'false'} by {room:.{decimals}f}, two standard errors are {noise:.{decimals}f}"
     if _is_true(comparison, left.last, right.last, tolerance) != is_true:
-        return f"at the last epoch {left.last:.2f} against {right.last:.2f}"
+        return f"at the last epoch {_against(left.last, right.last)}"
     return ""
+
+
+def _against(left: float, right: float) -> str:
+    decimals = _decimals(abs(left - right))
+    return f"{left:.{decimals}f} against {right:.{decimals}f}"
+
+
+def _decimals(distance: float) -> int:
+    """Two decimals, or as many as show the first digit of a distance that is smaller."""
+    return max(2, -math.floor(math.log10(distance))) if 1e-9 < distance < 1 else 2
 
 
 def _condition(

@@ -86,6 +86,16 @@ def test_to_fail_takes_as_much_evidence_as_to_hold(make, values, verdict):
     assert make(*three(values=values), claims=claims).claims[0].verdict == verdict
 
 
+def test_numbers_that_differ_by_little_do_not_look_equal(make):
+    claims = "claim,left,comparison,right,source\na,H3 | AR,<,S4D | AR,s\n"
+    (claim,) = make(*three(values=(0.90002,) * 3), *three("s4d", values=(0.89999,) * 3), claims=claims).claims
+    assert (claim.verdict, claim.detail) == ("fails", "90.002 against 89.999, 3 seeds")
+    (claim,) = make(*three(values=(0.90001, 0.90002, 0.90003)), claims=claims).claims
+    assert (claim.verdict, claim.detail) == ("fails", "90.002 against 89.999, 3 seeds")
+    (claim,) = make(*three(values=(0.8998, 0.9000, 0.9002)), claims=claims).claims
+    assert claim.detail == "false by 0.001, two standard errors are 0.023, 3 seeds"
+
+
 @pytest.mark.parametrize(
     ("comparison", "ours", "verdict"),
     [

@@ -229,11 +229,14 @@ def _lacks_weights(item: Planned, results: Path) -> bool:
 
 
 def _changed(overrides: Sequence[str], call: Call) -> list[str]:
-    """Keys of `--set` by which `report --by` can show the runs."""
+    """Keys of `--set` by which `report --by` can show the runs, and before them the name of the model if it differs."""
     from subquad.suite.settings.grid import iter_keys
 
     settings = dict(iter_keys(call.planned[0].run.resolved)) if call.planned else {}
-    return [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
+    changed = [key for key in dict.fromkeys(text.partition("=")[0].strip() for text in overrides) if key in settings]
+    # a line would be the mean of several models
+    several = "model.name" in settings and len({item.run.columns["model"] for item in call.planned}) > 1
+    return list(dict.fromkeys(["model.name"] * several + changed)) if changed else []
 
 
 def _print_dry_run(

@@ -323,6 +323,7 @@ MAMBA2 = {
         ({"model_type": "gla", "num_heads": 2, "num_kv_heads": 1}, None, "num_kv_heads=1 is not supported, only 2"),
         ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, mamba2, mamba2-hf, gpt2"),
         ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
+        (GPT2, {"wte.weight": torch.zeros(20, 32)}, "a vocabulary of 20; a model of text has at least 256"),
         ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),
         ({**MAMBA2, "time_step_limit": [0.0, 0.3]}, None, "time_step_limit=[0.0, 0.3] is not supported"),
         ({**MAMBA2, "time_step_limit": [0.5, {"__float__": "Infinity"}]}, None, "only [0.0, Infinity]"),
@@ -362,6 +363,6 @@ def test_a_model_without_a_layout_and_a_wrong_name_are_refused(tmp_path, command
     config = MODELS.load("gla")(num_layers=2, d_model=64, tie_embeddings=False)
     torch.save({"config": json.dumps(settings_of("gla", config)), "model": config.build(SPEC).state_dict()}, path)
     done = command_line("weights", "export", path, "--out", tmp_path / "file")
-    assert (done.returncode, f"--out {tmp_path}/file: cannot be written" in done.stderr) == (2, True)
+    assert (done.returncode, f"--out {tmp_path}/file: this is a file; name a folder" in done.stderr) == (2, True)
     done = command_line("weights", "import", tmp_path, "--out", tmp_path / "name.bin")
     assert (done.returncode, "must end in .weights" in done.stderr) == (2, True)

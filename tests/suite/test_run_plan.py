@@ -60,3 +60,12 @@ def test_where_no_run_is_stored_the_plan_has_the_command_that_measures_one(comma
         (command,) = re.findall(r"one run shows how long they take: python run_suite.py (.*)", plan)
         measured = command_line(*shlex.split(command), "--dry-run").stdout
         assert "1 run, 1 to do" in measured, command
+
+
+def test_the_report_that_a_call_names_averages_no_two_models(command_line, tmp_path):
+    only = ("--only", "model.name=attention,gla", "--only", "model.d_model=8", "--device", "cpu")
+    few = ("--set", "train.steps=2", "--set", "task.num_train=64", "--results", tmp_path)
+    last = command_line("run", "quickstart", *only, *few).stdout.splitlines()[-1]
+    asked = shlex.split(last.partition(" report ")[2])
+    lines = command_line("report", *asked).stdout.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("attention ", "gla "))] == ["attention", "gla"]

@@ -68,6 +68,7 @@ def test_the_second_launch_does_not_ask_triton(planned):
     assert start.kernel.started == [((7, 1, 1), (1, x.data_ptr(), None, 48, 0.5, 64, False))]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cuda", reason="other tests ask a real driver")
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 def test_the_launcher_of_this_triton_tells_a_driver_the_same_at_every_call(tmp_path):

@@ -19,8 +19,8 @@ pytest.importorskip("triton")
 
 ACTION = yaml.safe_load((HOME / "action.yml").read_text())
 KERNEL = HOME / "examples" / "my_kernel.py"
-SLOWER = ("numel(), 1024),)](x, y, cap, x.numel(), BLOCK=1024)", "numel(), 512),)](x, y, cap, x.numel(), BLOCK=512)")
-"""Twice as many programs, each of which takes the interpreter as long."""
+SLOWER = ("numel(), 1024),)](x, y, cap, x.numel(), BLOCK=1024)", "numel(), 64),)](x, y, cap, x.numel(), BLOCK=64)")
+"""Sixteen times as many programs, each of which takes the interpreter as long: more than other work can hide."""
 NARROWER = ("tl.load(x + o_n,", "tl.load(x + o_n * (1 + N // 1000000000),")
 """The compiler cannot know any more that neighbouring threads load neighbouring elements."""
 

@@ -371,6 +371,7 @@ def test_a_run_that_is_stopped_while_a_peer_is_timed_leaves_no_process_behind(tm
     assert heard.count("timing fla at length=16") > 2
 
 
+@pytest.mark.slow
 def test_a_peer_that_writes_answers_and_kills_its_process_costs_one_row(tmp_path, monkeypatch):
     finished, rows, _ = beside(tmp_path, monkeypatch, {"fla": "dies"})
     assert finished.status == "ok", finished.error

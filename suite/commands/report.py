@@ -169,6 +169,9 @@ def report(
             raise ValueError("report tables --scale: the page has all scales; leave it out, or name one experiment")
         if results is not None:
             raise ValueError("report tables --results: the page shows the committed rows; leave it out")
+        if chosen is Format.png:
+            # said before the rows of all tables are read
+            raise ValueError("report tables: this table has no figure; give --format md, latex or html")
         rendered = _tables(repository, chosen, out)
     elif experiment == ARENA:
         if scale is not None:

@@ -85,7 +85,7 @@ def commit(folder: Path = REPOSITORY) -> tuple[str, bool | None]:
 
 
 CODE = (".", ":!results", ":!submissions", ":!docs", ":!*.md")
-"""What runs in a checkout; results are its products."""
+"""Folders and files whose code runs in a checkout; results are its products."""
 
 
 def _git(folder: Path, *arguments: str) -> str:

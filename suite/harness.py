@@ -326,7 +326,7 @@ def _asked(found: Mapping[str, Any], code: Sequence[str]) -> str:
         name: {key: config[key] for key in config if key not in PLACES} for name, config in found["configs"].items()
     }
     text = json.dumps([samples, configs, sorted(code)], default=str, skipkeys=True)
-    # where an object lies in memory says nothing about it
+    # the address of an object in memory says nothing about it
     return hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", text).encode()).hexdigest()
 
 

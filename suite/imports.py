@@ -95,7 +95,7 @@ def _seen(name: str) -> _Source | None:
 
 
 def _locate(name: str, places: dict[str, _Place | None]) -> _Place | None:
-    """Where a module is that the user wrote; None for all others. Nothing is imported. places: those found before."""
+    """The place of a module that the user wrote; None for all others. places: those found before."""
     if name not in places:
         places[name] = None if name.partition(".")[0] == "subquad" else _find(name, places)
     return places[name]
@@ -191,7 +191,7 @@ def _imports(tree: ast.Module, package: str) -> Iterator[str | None]:
                 yield from (alias.name for alias in names)
             case ast.ImportFrom(module=module, names=names, level=level):
                 if base := _absolute("." * level + (module or ""), package):
-                    # what is no module is an attribute, and not found
+                    # a name that is no module is an attribute, and is not found
                     yield from (base, *(f"{base}.{alias.name}" for alias in names))
             case ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=parts) | ast.Tuple(elts=parts)):
                 # `from package import *` imports these where they are modules

@@ -216,7 +216,7 @@ def _own(module: ModuleType) -> tuple[str, frozenset[str]]:
 
 
 def _changed(module: ModuleType) -> str:
-    """What this process has of a plugin in another form than its files have now, in words; "" where nothing is."""
+    """Names in words a part of a plugin that this process has in another form than its files now; "" for none."""
     if module not in _imported:
         # an installed one, which has a version
         return ""

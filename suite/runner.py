@@ -187,7 +187,7 @@ def execute(
         columns = _columns(run, device, started_at, sharing() if callable(sharing) else sharing)
     if status == "ok" and (reason := _changed_meanwhile(run)):
         status, error = "failed", reason
-        # who undoes the change must not continue what was trained with it
+        # a user who undoes the change must not continue what was trained with it
         with contextlib.suppress(OSError):
             checkpoints.remove(checkpoint)
     if worker.sharded:

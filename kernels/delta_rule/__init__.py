@@ -107,6 +107,7 @@ def delta_rule(
                    S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + b_t v_t w_t^T.
     plain:         [B, T, H, K], keys e_t under which v_t is added whatever the state holds, or None. Then the value
                    that is written under w_t is zero: S_t = S_{t-1} diag(a_t) (I - b_t k_t w_t^T) + v_t e_t^T.
+                   Log-decays below -50 count as -50 then, so that keys k_t may be divided by a_t.
     scale:         factor of the output; None stands for K^-0.5.
     initial_state: [B, H, K, V], the transpose of S; None stands for zeros. States are float32 (float64 for float64
                    inputs).

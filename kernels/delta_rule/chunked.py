@@ -42,6 +42,13 @@ from subquad.kernels.gated_linear_attention.chunked import (
     to_heads,
 )
 
+LOWEST_PLAIN = -50.0
+"""The lowest log-decay of a step with keys `plain`; lower ones count as this one.
+
+A key that reads what was held before a decay is divided by the decay (`generalised.py`), and so must stay in the range
+of float32. A decay of exp(-50) keeps 2e-22 of a state, which no sum in float64 shows beside what is written.
+"""
+
 
 def pseudo_values(k: Tensor, write: Tensor, v: Tensor, beta: Tensor, decay: Decay | None) -> tuple[Tensor, Tensor]:
     """U_0 [..., C, V] and W [..., C, K] of every chunk.
@@ -106,7 +113,7 @@ def delta_rule_chunked(
         c_q, c_k, c_v, c_beta = (to_chunks(x.to(work), size) for x in (scale * q.to(work), k, v, beta.unsqueeze(-1)))
         decay = None
         if log_decay is not None:
-            log_decay = log_decay.to(work)
+            log_decay = log_decay.to(work) if plain is None else log_decay.to(work).clamp(min=LOWEST_PLAIN)
             decay = make_decay(to_chunks(log_decay if log_decay.dim() == 4 else log_decay.unsqueeze(-1), size))
         state = c_q.new_zeros(batch, heads, key_dim, value_dim) if initial_state is None else initial_state.to(work)
         if c_q.shape[1] != heads:

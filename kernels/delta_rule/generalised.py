@@ -20,6 +20,7 @@ from torch import Tensor
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.checks import check_heads, check_shapes, check_tensors
 from subquad.kernels.delta_rule import delta_rule, obstacle
+from subquad.kernels.delta_rule.chunked import LOWEST_PLAIN
 
 
 def generalised_delta_rule_reference(
@@ -50,9 +51,10 @@ def generalised_delta_rule(
     """(o [B, T, H, V] in the dtype of v, S_T transposed [B, H, K, V]) from a state of zeros.
 
     q, k, add:         [B, T, H, K], in the dtype of v on their way through the operator; v: [B, T, H, V].
-    remove:            [B, T, H, K], read in its own dtype; the keys that are made of it are in the dtype of v.
-    log_decay:         [B, T, H, K], float32. exp of single ones divides, so they must not be far below zero; those of
-                       RWKV-7 are at least -0.61.
+    remove:            [B, T, H, K], read in its own dtype; the keys that are made of it are in the dtype of v,
+                       or float32 where that is float16.
+    log_decay:         [B, T, H, K], at most 0, float32. Those below -50 count as -50, since `remove` is divided by the
+                       decay: they keep 2e-22 of the state, and have no gradient.
     backend:           as in `delta_rule`, whose limits and precision are those of this operator.
 
     Raises ValueError for shapes that do not fit.
@@ -65,15 +67,18 @@ def generalised_delta_rule(
     q, write, plain, beta = q.to(dtype), add.to(dtype), k.to(dtype), v.new_ones(v.shape[:-1])
     # the kernels read it in its own dtype unless that is one that they do not take
     remove = remove.to(log_decay.dtype) if remove.dtype == torch.float64 else remove
+    # float16 ends at exp(11)
+    read_in = torch.promote_types(dtype, torch.bfloat16)
     reason = obstacle(q, write, v, log_decay, write, plain)
     in_triton = use_triton("generalised_delta_rule", backend, q, remove, v, log_decay, write, plain, obstacle=reason)
     if in_triton:
         from subquad.kernels.delta_rule.triton.reading import reading_keys
 
         with on_device_of(q):
-            reading, log_decay = reading_keys(remove, log_decay, dtype)
+            reading, log_decay = reading_keys(remove, log_decay, read_in)
     else:
-        reading = (-remove.to(log_decay.dtype) * torch.exp(-log_decay)).to(dtype)
+        growth = torch.exp(-log_decay.clamp(min=LOWEST_PLAIN))
+        reading = (-remove.to(log_decay.dtype) * growth).to(read_in)
     o, state = delta_rule(
         q, reading, v, beta, log_decay,
         write=write, plain=plain, scale=1.0, return_final_state=True, backend="triton" if in_triton else "torch",

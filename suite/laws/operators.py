@@ -218,6 +218,19 @@ def what_is_not_a_number_lasts(operator: Operator) -> None:
                 assert not lost.any(), f"{call}: a NaN in {name} is lost in {int(lost.sum())} elements of output {i}"
 
 
+def strong_decays_forget(operator: Operator) -> None:
+    """A log-decay far below zero, or minus infinity, is a decay of zero: results and gradients are right and finite."""
+    calls = [call for call in operator.tiny(None) if is_float(operator.inputs(call.shape).get("log_decay"))]
+    if not calls:
+        raise NotApplicable("it takes no log-decays")
+    for call in calls:
+        inputs = operator.rounded(call)
+        decays = inputs["log_decay"].flatten()
+        decays[::3], decays[1::3] = -1000.0, -torch.inf
+        inputs["log_decay"] = decays.view_as(inputs["log_decay"])
+        _assert_right_gradients(operator, call, inputs, None, _to_differentiate(operator, inputs))
+
+
 def few_elements_are_enough(operator: Operator) -> None:
     """A single position is right; none, or a batch without a sequence, has an empty result or is refused in words."""
     for call in operator.once(1):
@@ -264,7 +277,8 @@ def _assert_right_gradients(
 
     def results(op: Callable[..., Any], given: Inputs) -> tuple[list[Tensor], list[Tensor]]:
         leaves = {name: given[name].detach().clone().requires_grad_() for name in names}
-        outputs = outputs_of(op(**{**given, **leaves}))
+        own = {name: given[name].clone() for name in operator.workload.in_place}
+        outputs = outputs_of(op(**{**given, **leaves, **own}))
         chosen = [x for i, x in enumerate(outputs) if output in (None, i) and x.requires_grad]
         if not chosen:
             return outputs, [torch.zeros_like(leaf) for leaf in leaves.values()]
@@ -520,6 +534,7 @@ LAWS: tuple[Callable[[Operator], None], ...] = (
     the_future_is_not_seen,
     parts_equal_the_whole,
     what_is_not_a_number_lasts,
+    strong_decays_forget,
     few_elements_are_enough,
     calls_repeat_and_leave_their_inputs_alone,
     results_need_no_gradients,

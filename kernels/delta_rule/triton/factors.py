@@ -10,12 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan, is_whole
-from subquad.kernels.delta_rule.triton.tiles import cut_to_bfloat16, load_rows, store_rows
+from subquad.kernels.delta_rule.triton.tiles import bounded_decays, cut_to_bfloat16, load_rows, store_rows
 from subquad.kernels.float16_parts import halves, split_dot
 from subquad.kernels.gated_linear_attention.triton.decays import (
     CHANNEL_DECAY,
     HEAD_DECAY,
-    at_least_lowest,
     decay_matrix,
     exponential,
     from_middle,
@@ -241,7 +240,7 @@ def _factors_kernel(
             if plain is not None and not STEEP:
                 # before anything is stored, so that one wait serves all loads
                 b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE)
-            b_g = at_least_lowest(b_g)
+            b_g = bounded_decays(b_g, plain)
             b_first, b_second = half_totals(b_g, o_c, C)
             o_dense = o_head * K
             if not STEEP:

@@ -17,10 +17,9 @@ from torch import Tensor
 from subquad.kernels.delta_rule.triton.mild_grads import _mild_grads_kernel
 from subquad.kernels.delta_rule.triton.pairs import chunk_pairs
 from subquad.kernels.delta_rule.triton.plan import Plan, is_whole
-from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
+from subquad.kernels.delta_rule.triton.tiles import bounded_decays, load_rows, load_state, store_rows
 from subquad.kernels.device import interpreted, is_hopper
 from subquad.kernels.gated_linear_attention.triton.decays import (
-    at_least_lowest,
     exponential,
     half_totals,
     masked_sums,
@@ -132,7 +131,7 @@ def _grads_kernel(
     if plain is not None:
         b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, False).to(tl.float32)
     p_g = g + i_b * g_stride_b + i_h * g_stride_h
-    b_g = at_least_lowest(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, False))
+    b_g = bounded_decays(load_rows(p_g, g_stride_t, start, o_c, o_k, end, K, False), plain)
     b_first, b_second = half_totals(b_g, o_c, C)
     b_dg = tl.zeros([C, BK], tl.float32)
     # for each position, the gradient that arrives at it minus the one that leaves from it, within the chunk

@@ -11,9 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from subquad.kernels.delta_rule.triton.tiles import load_rows, load_state, store_rows
+from subquad.kernels.delta_rule.triton.tiles import bounded_decays, load_rows, load_state, store_rows
 from subquad.kernels.gated_linear_attention.triton.decays import (
-    at_least_lowest,
     exponential,
     from_middle,
     half_totals,
@@ -117,7 +116,7 @@ def _mild_grads_kernel(
         b_e = load_rows(plain, plain_stride_t, start, o_c, o_k, end, K, WHOLE)
     b_q = load_rows(q, q_stride_t, start, o_c, o_k, end, K, WHOLE)
     b_k = load_rows(k, k_stride_t, start, o_c, o_k, end, K, WHOLE)
-    b_g, b_beta, b_w = at_least_lowest(b_g), b_beta.to(tl.float32), b_w.to(tl.float32)
+    b_g, b_beta, b_w = bounded_decays(b_g, plain), b_beta.to(tl.float32), b_w.to(tl.float32)
     if dg is not None:
         b_dg = tl.sum(b_state.to(tl.float32) * b_dstate.to(tl.float32), 0)
         for i_v in tl.static_range(BV, V, BV):

@@ -1,11 +1,11 @@
 """`_reading_kernel` and `_reading_back_kernel`: the keys with which RWKV-7 reads its state, and their gradients.
 
-    k = -z exp(-L),    dz = -dk exp(-L),    dL = dL' - dk k
+    k = -z exp(-L),    dz = -dk exp(-L),    dL = dL' - dk k,    L = max(log_decay, LOWEST_PLAIN)
 
-z is what is removed, L the log-decay, and dL' the gradient of L from the delta rule, which is added here, so that it is
-read and written once.
+z is what is removed, and dL' the gradient of L from the delta rule, which is added here, so that it is read and written
+once. Where L is not the log-decay that was given, the gradient of that one is zero.
 
-Layout:  z, L and k are dense and of the same shape; everything is computed in float32.
+Layout:  z, the log-decays and k are dense and of the same shape; everything is computed in float32.
 Bytes:   an element of z and k of n bytes takes 2 n + 4 forward and 3 n + 12 backward. By count, PyTorch's casts,
          exponentials and products would move four to five times as much.
 """
@@ -22,11 +22,18 @@ import triton.language as tl
 from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.delta_rule.triton.tiles import LOWEST_PLAIN
 from subquad.kernels.launch import cdiv, launch
 from subquad.kernels.layout import dense
 
 ELEMENTS = 4096
 NUM_WARPS = 8
+
+
+@triton.jit
+def _growth(b_log):
+    """exp(-L). NaN stays."""
+    return tl.exp(-tl.maximum(b_log, LOWEST_PLAIN, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
@@ -36,7 +43,7 @@ def _reading_kernel(remove, log_decay, reading, N, BLOCK: tl.constexpr):
     m = o < N
     b_z = tl.load(remove + o, mask=m, other=0.0).to(tl.float32)
     b_log = tl.load(log_decay + o, mask=m, other=0.0).to(tl.float32)
-    tl.store(reading + o, (-b_z * tl.exp(-b_log)).to(reading.dtype.element_ty), mask=m)
+    tl.store(reading + o, (-b_z * _growth(b_log)).to(reading.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -46,12 +53,13 @@ def _reading_back_kernel(remove, log_decay, dreading, dlog, dremove, dlog_decay,
     m = o < N
     b_z = tl.load(remove + o, mask=m, other=0.0).to(tl.float32)
     b_log = tl.load(log_decay + o, mask=m, other=0.0).to(tl.float32)
-    b_dk = -tl.load(dreading + o, mask=m, other=0.0).to(tl.float32) * tl.exp(-b_log)
+    b_dk = -tl.load(dreading + o, mask=m, other=0.0).to(tl.float32) * _growth(b_log)
     tl.store(dremove + o, b_dk.to(dremove.dtype.element_ty), mask=m)
     # -dk k = dk z exp(-L)
     b_dlog = -b_dk * b_z
     if dlog is not None:
         b_dlog += tl.load(dlog + o, mask=m, other=0.0).to(tl.float32)
+    b_dlog = tl.where(b_log < LOWEST_PLAIN, 0.0, b_dlog)
     tl.store(dlog_decay + o, b_dlog.to(dlog_decay.dtype.element_ty), mask=m)
 
 

@@ -7,7 +7,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from subquad.kernels.delta_rule.chunked import LOWEST_PLAIN as _LOWEST_PLAIN
+from subquad.kernels.gated_linear_attention.triton.decays import LOWEST
 from subquad.kernels.gated_linear_attention.triton.tiles import as_operand, load_tile, store_tile
+
+LOWEST_PLAIN = tl.constexpr(_LOWEST_PLAIN)
+
+
+@triton.jit
+def bounded_decays(b_g, plain):
+    """Log-decays of key channels in float32, at least LOWEST, or with keys `plain` LOWEST_PLAIN. NaN stays."""
+    lowest: tl.constexpr = LOWEST if plain is None else LOWEST_PLAIN
+    return tl.maximum(b_g.to(tl.float32), lowest, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

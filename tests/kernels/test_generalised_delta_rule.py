@@ -79,3 +79,14 @@ def test_a_float64_input_beside_others_in_float32_runs_in_the_kernels():
     wide = tensors | {"remove": tensors["remove"].double()}
     outputs = [generalised_delta_rule(**each, backend="triton")[0] for each in (tensors, wide)]
     assert torch.equal(*outputs)
+
+
+@every_backend
+def test_a_decay_of_zero_has_no_gradient(backend):
+    """What its two paths give it cancels but for rounding, which in bfloat16 is no smaller than other gradients."""
+    inputs = {name: x.bfloat16().to(DEVICE) for name, x in make_inputs(5).items()}
+    inputs["log_decay"] = inputs["log_decay"].float().index_fill(1, torch.tensor([3], device=DEVICE), -1000.0)
+    leaf = inputs["log_decay"].requires_grad_()
+    generalised_delta_rule(**inputs, backend=backend)[0].square().sum().backward()
+    assert not leaf.grad[:, 3].any()
+    assert leaf.grad[:, 2].any()

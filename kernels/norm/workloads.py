@@ -1,8 +1,8 @@
 """The benchmark's description of the norm: with its residual add, as it stands before every branch of a network; of the
 kind l2, as it stands before the delta rule, without residual and weight; and with H heads, as it stands behind the
 state of mLSTM, with weights of heads [H, D] and a sigmoid gate, which is a part of a projection, without residual. With
-skip=given a value with a factor for each head is added before the gate, which is the identity, as in RWKV-7. With O a
-linear map of so many outputs stands behind.
+skip=given a value with a factor for each head is added before the gate, which is the identity, and with bias=biased the
+heads have biases, both as in RWKV-7. With O a linear map of so many outputs stands behind.
 
 x has the dtype of the benchmark; residual, weight and bias are float32, as under autocast.
 """
@@ -39,6 +39,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) ->
         return {
             "x": normal(generator, dtype, *size),
             "weight": normal(generator, wide, heads, width),
+            "bias": normal(generator, wide, heads, width) if "bias" in shape else None,
             "kind": shape["kind"],
             "gate": projection[:, heads * width :].unflatten(-1, size[1:]),
             "gate_activation": "identity" if skip else "sigmoid",
@@ -61,7 +62,7 @@ def cost(shape: Shape, dtype: torch.dtype, backward: bool) -> Cost:
     if shape["kind"] == "l2":
         return Cost(traffic(size * dtype.itemsize, size * dtype.itemsize, backward), (15 if backward else 4) * size)
     if "H" in shape:
-        half = 2 * size * dtype.itemsize + int(shape["H"]) * width * wide
+        half = 2 * size * dtype.itemsize + int(shape["H"]) * width * wide * (2 if "bias" in shape else 1)
         if "skip" in shape:
             half += size * dtype.itemsize + rows * wide
         return Cost(traffic(half, size * dtype.itemsize, backward), (24 if backward else 12) * size)
@@ -134,7 +135,7 @@ PAPER: tuple[Shape, ...] = (
     {"R": 79872, "D": 32, "H": 4, "kind": "layer"},
     {"R": 196608, "D": 64, "H": 12, "kind": "layer"},
     # RWKV-7 of width 1024 norms its 16 heads and adds their own values, at B8 T2048
-    {"R": 262144, "D": 64, "H": 16, "kind": "layer", "skip": "given"},
+    {"R": 262144, "D": 64, "H": 16, "kind": "layer", "skip": "given", "bias": "biased"},
 )
 
 WORKLOAD = Workload(

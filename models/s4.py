@@ -30,7 +30,9 @@ Departures from the source:
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -185,9 +187,10 @@ class System:
         half = dt / 2
         self.E = 1 / (1 - half.unsqueeze(-1) * self.Lambda)
         rank = len(P)
-        gram = torch.stack([full_sum(self.P[i].conj() * self.E * self.P[j]) for i in range(rank) for j in range(rank)])
-        eye = torch.eye(rank, dtype=dt.dtype, device=dt.device).unsqueeze(-1)
-        self.inner = half * small_inverse(eye + half * gram.unflatten(0, (rank, rank)))
+        gram = [[full_sum(self.P[i].conj() * self.E * self.P[j]) for j in range(rank)] for i in range(rank)]
+        # not (1 / half + gram)^-1, whose gradient would square 1 / half
+        inverse = inverse_beside(torch.ones_like(half), [[half * m for m in row] for row in gram])
+        self.inner = [[half * m for m in row] for row in inverse]
 
     def _project(self, h: Tensor) -> Tensor:
         """P^* h, real [rank, ..., D]."""
@@ -205,16 +208,23 @@ class System:
             v = v + (self.dt * u).unsqueeze(-1) * self.B
         v = self.E * v
         projected = self._project(v)
-        weights = torch.stack([sum(a * p for a, p in zip(row, projected, strict=True)) for row in self.inner])
+        weights = torch.stack([dot(row, projected.unbind()) for row in self.inner])
         return v - self.E * self._along(weights)
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """Abar [D, N, N] and Bbar [D, N] of the real states (Re h, Im h)."""
-        pairs = self.Lambda.shape[1]
-        unit = torch.eye(pairs, dtype=self.Lambda.dtype, device=self.dt.device)
-        columns = self.advance(torch.cat([unit, 1j * unit]).unsqueeze(1).expand(-1, len(self.dt), -1), None)
+        """Abar [D, N, N] and Bbar [D, N] of the real states (Re h, Im h).
+
+        Abar = 2 (1 - dt/2 A)^-1 - 1, which is diagonal in complex numbers but for an outer product of the rank of P.
+        """
+        turn = 2 * self.E - 1
+        blocks = torch.stack([turn.real, -turn.imag, turn.imag, turn.real], 1).unflatten(1, (2, 2)).diag_embed()
+        columns = [as_real(self.E * P).unsqueeze(-1) for P in self.P]
+        # 2 P^* E h is a product of these with the real states; no matrix units, which may round to TF32
+        rows = [4 * as_real(self.E.conj() * P).unsqueeze(-2) for P in self.P]
+        across = [dot([m[:, None, None] for m in weights], rows) for weights in self.inner]
+        matrix = blocks.transpose(2, 3).flatten(1, 2).flatten(2) - dot(columns, across)
         Bbar = self.advance(torch.zeros_like(self.Lambda), torch.ones_like(self.dt))
-        return as_real(columns).permute(1, 2, 0), as_real(Bbar)
+        return matrix, as_real(Bbar)
 
     def filters(self, C: Tensor, length: int, piece: int | None = None) -> Tensor:
         """K [c, D, length] of maps C [c, D, N / 2].
@@ -222,7 +232,8 @@ class System:
         piece: frequencies at once, whose intermediate results backward makes again; None: as many as memory allows.
         """
         C = self._truncated(C, length)
-        left, right = torch.cat([C, self.P.conj()]), torch.cat([self.B.unsqueeze(0), self.P])
+        # with dt here, no tensor as large as the transform is multiplied by it
+        left, right = torch.cat([C, self.P.conj()]) * self.dt[:, None], torch.cat([self.B.unsqueeze(0), self.P])
         products = left.unsqueeze(1) * right.unsqueeze(0)
         frequencies = length // 2 + 1
         time = torch.arange(max(frequencies, length), dtype=torch.float64, device=C.device)
@@ -254,14 +265,17 @@ class System:
         return torch.complex(real, -imaginary).to(C.dtype)
 
     def _transform(self, products: Tensor, s: Tensor) -> Tensor:
-        """The transform of K [c, D, F] at exp(-2 s), s [F], of the products of (C~, P^*) with (B, P)."""
+        """The transform of K [c, D, F] at exp(-2 s), s [F], of the products of dt (C~, P^*) with (B, P)."""
         rank, kind = len(self.P), self.Lambda.dtype
-        U = cauchy(products, self.Lambda, self.dt, s)
-        q, outer = self.dt[:, None] * s.cosh().to(kind), s.exp().to(kind)
-        inner, entry, read = U[-rank:, 1:], U[-rank:, 0], U[:-rank, 1:]
-        eye = torch.eye(rank, dtype=kind, device=q.device)[..., None, None]
-        correction = ((read.unsqueeze(2) * small_inverse(eye + q * inner)).sum(1) * entry).sum(1)
-        return self.dt[:, None] * outer * (U[:-rank, 0] - q * correction)
+        # taken apart at once, so that the gradients of all sums are put together once
+        sums = cauchy(products, self.Lambda, self.dt, s).flatten(0, 1).unbind()
+        rows = [sums[i : i + 1 + rank] for i in range(0, len(sums), 1 + rank)]
+        low = rows[-rank:]
+        # q (1 + q m)^-1 with q = dt cosh(s); cosh(s) is zero nowhere, for s is not on the imaginary axis
+        resolvent = inverse_beside((1 / s.cosh()).to(kind), [row[1:] for row in low])
+        entry = [dot(weights, [row[0] for row in low]) for weights in resolvent]
+        outer = s.exp().to(kind)
+        return torch.stack([outer * (direct - dot(read, entry)) for direct, *read in rows[:-rank]])
 
     def final_state(self, x: Tensor) -> Tensor:
         """The state h [B, D, N / 2] behind inputs x [B, T, D] from a state of zeros."""
@@ -285,12 +299,18 @@ def as_real(h: Tensor) -> Tensor:
     return torch.cat([h.real, h.imag], dim=-1)
 
 
-def small_inverse(m: Tensor) -> Tensor:
-    """The inverses of matrices [r, r, ...] with r one or two."""
+def dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    """The sum of products of one or two tensors with as many others."""
+    return functools.reduce(torch.add, [a * b for a, b in zip(left, right, strict=True)])
+
+
+def inverse_beside(diagonal: Tensor, m: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """The inverse of diagonal 1 + m of matrices m, one or two rows of tensors."""
     if len(m) == 1:
-        return 1 / m
-    (a, b), (c, d) = m
-    return torch.stack([torch.stack([d, -b]), torch.stack([-c, a])]) / (a * d - b * c)
+        return [[1 / (diagonal + m[0][0])]]
+    (a, b), (c, d) = (diagonal + m[0][0], m[0][1]), (m[1][0], diagonal + m[1][1])
+    scale = 1 / (a * d - b * c)
+    return [[d * scale, -b * scale], [-c * scale, a * scale]]
 
 
 class S4Config(BackboneConfig):

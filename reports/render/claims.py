@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from subquad.reports.render.document import MARKS
+from subquad.reports.render.document import MARKS, REDUCED, STAND_IN
 from subquad.reports.render.judge import Cell
 from subquad.reports.render.plan import read_table
 from subquad.suite.registry import nearest
@@ -69,6 +69,8 @@ class Number:
     """The value at the last epoch, where the best one was chosen on test; else `value`."""
     error: float = 0.0
     cells: tuple[Cell, ...] = ()
+    cited: bool = False
+    """Whether it is the paper's number of a row that only the paper has."""
 
 
 def read_claims(path: Path) -> list[dict[str, str]]:
@@ -88,7 +90,8 @@ def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec
     - `unclear`: true or false by less, or a run behind a mean gave no value, or the last epochs say otherwise where the
       best one was chosen on test. So is a claim whose condition (`if`) is not met: a model that has not solved the
       training length shows nothing about longer ones.
-    - `not run`: a cell it needs is empty and none refutes it.
+    - `not run`: a cell it needs is empty and none refutes it. So is a claim that compares stand-in data or a reduced
+      scale with the paper's number of a row that only the paper has.
 
     A side is a number, a cell `row | column`, or a ratio `row | column / row | column`. A `*` as the column stands
     for every column of the table that has runs, the same one everywhere in the claim. `if` is a comparison of a cell
@@ -107,7 +110,8 @@ def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec
 
 
 def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec: TableSpec) -> Claim:
-    sides = [_side(line[side], spec, line["claim"]) for side in ("left", "right")]
+    names = [*spec.rows, *dict.fromkeys(row for row, _ in cells if row not in spec.rows)]
+    sides = [_side(line[side], names, spec, line["claim"]) for side in ("left", "right")]
     if line["comparison"] not in COMPARISONS:
         allowed = ", ".join(COMPARISONS)
         raise ValueError(f"claims.csv: {line['claim']!r}: comparison {line['comparison']!r} is not one of {allowed}")
@@ -121,17 +125,21 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
     starred = any("*" in term for side in sides for term in side)
     columns = [column for column in spec.columns if "speedup_over" not in spec.columns[column]] if starred else [""]
     behind: list[Cell] = []
-    held, refuted, doubtful, ratios = 0, [], [], []
+    held, refuted, doubtful, ratios, apart = 0, [], [], [], ""
     for column in columns:
-        left, right = (_number(side, column, cells) for side in sides)
+        left, right = (_number(side, column, cells, spec) for side in sides)
         if left is None or right is None:
             continue
-        behind += [*left.cells, *right.cells]
+        ours = (*left.cells, *right.cells)
+        if (left.cited or right.cited) and any({REDUCED, STAND_IN}.intersection(cell.marks) for cell in ours):
+            apart = "the paper's number is of other data or another scale"
+            continue
+        behind += ours
         known = [number.value for side, number in zip(sides, (left, right), strict=True) if len(side) == 2]
         ratios += [value for value in known if math.isfinite(value)]
         where = f" at {column}" if column else ""
         # the columns that the claim names may have tolerances of their own
-        tolerance = min(spec.of(cell.column, "tolerance") for cell in (*left.cells, *right.cells))
+        tolerance = min(spec.of(cell.column, "tolerance") for cell in ours)
         if reason := _doubt(line["comparison"], left, right, tolerance):
             doubtful.append(f"{reason}{where}")
         elif _is_true(line["comparison"], left.value, right.value, tolerance):
@@ -151,7 +159,7 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
     elif unmet:
         verdict, detail = "unclear", unmet
     elif unmet is None or held + len(doubtful) < len(columns):
-        verdict = "not run"
+        verdict, detail = "not run", apart or detail
     elif doubtful:
         verdict, detail = "unclear", _first(doubtful)
     seeds = min((cell.num_seeds for cell in behind), default=0)
@@ -221,8 +229,8 @@ def _condition(
     match = CONDITION.match(text)
     if match is None:
         raise ValueError(f"claims.csv: {line['claim']!r}: if is not `row | column >= number`, got {text!r}")
-    sides = [_side(match[side], spec, line["claim"]) for side in ("left", "right")]
-    left, right = (_number(side, "", cells) for side in sides)
+    sides = [_side(match[side], [*spec.rows], spec, line["claim"]) for side in ("left", "right")]
+    left, right = (_number(side, "", cells, spec) for side in sides)
     if left is None or right is None:
         return None, []
     if _is_true(match["comparison"], left.value, right.value, spec.tolerance):
@@ -230,13 +238,13 @@ def _condition(
     return f"needs {text}, got {left.value:.2f}", list(left.cells)
 
 
-def _side(text: str, spec: TableSpec, claim: str) -> Side:
+def _side(text: str, rows: Sequence[str], spec: TableSpec, claim: str) -> Side:
     # a label may contain a slash, as `steps / s` does
     terms = text.split(" / ", 1) if text.count("|") == 2 else [text]
-    return tuple(_term(term, spec, claim) for term in terms)
+    return tuple(_term(term, rows, spec, claim) for term in terms)
 
 
-def _term(text: str, spec: TableSpec, claim: str) -> Term:
+def _term(text: str, rows: Sequence[str], spec: TableSpec, claim: str) -> Term:
     row, bar, column = (part.strip() for part in text.partition("|"))
     if not bar:
         try:
@@ -248,21 +256,24 @@ def _term(text: str, spec: TableSpec, claim: str) -> Term:
                 f"claims.csv: {claim!r}: {text!r} is neither a number nor `row | column` nor a ratio of two of them"
             )
         return (row,)
-    for name, names in ((row, [*spec.rows]), (column, [*spec.columns, "*"])):
+    for name, names in ((row, rows), (column, [*spec.columns, "*"])):
         if name not in names:
             raise ValueError(f"claims.csv: {claim!r}: no {name!r}{nearest(name, names)}; there are: {', '.join(names)}")
     return row, column
 
 
-def _number(side: Side, column: str, cells: Mapping[tuple[str, str], Cell]) -> Number | None:
+def _number(side: Side, column: str, cells: Mapping[tuple[str, str], Cell], spec: TableSpec) -> Number | None:
     """The number of a side at one column; None while a cell is empty. It is NaN where the runs of a cell diverged, and
-    where the divisor is zero."""
+    where the divisor is zero. In a row that only the paper has, it is the paper's."""
     found = []
     for term in side:
         if len(term) == 1:
             found.append(Number(float(term[0]), float(term[0])))
             continue
         cell = cells.get((term[0], column if term[1] == "*" else term[1]))
+        if cell is not None and cell.row not in spec.rows and cell.published and cell.published.value is not None:
+            found.append(Number(cell.published.value, cell.published.value, cited=True))
+            continue
         if cell is None or (cell.mean is None and "diverged" not in dict(cell.failures)):
             return None
         if cell.mean is None:
@@ -276,5 +287,6 @@ def _number(side: Side, column: str, cells: Mapping[tuple[str, str], Cell]) -> N
     if not below.value:
         return Number(math.nan, math.nan, cells=above.cells + below.cells)
     ratio = above.value / below.value
+    last = above.last / below.last if below.last else ratio
     error = math.hypot(above.error, ratio * below.error) / abs(below.value)
-    return Number(ratio, above.last / below.last if below.last else ratio, error, above.cells + below.cells)
+    return Number(ratio, last, error, above.cells + below.cells, above.cited or below.cited)

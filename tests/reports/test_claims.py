@@ -223,6 +223,16 @@ def test_a_ratio_has_the_error_of_both_of_its_sides():
         sides[0]: Cell("a", "c", mean=8.0, sd=0.4, num_seeds=4),
         sides[1]: Cell("b", "c", mean=2.0, sd=0.2, num_seeds=4),
     }
-    found = ratio(sides, "", cells)
+    found = ratio(sides, "", cells, grid().table)
     assert found.value == 4.0
     assert found.error == pytest.approx(math.hypot(0.2, 4 * 0.1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"), [({}, "holds"), ({"stand_in": "a sample"}, "not run"), ({"scale": "small"}, "not run")]
+)
+def test_the_papers_number_of_another_model_is_not_compared_with_other_data(make, changes, verdict):
+    runs = [row for seed in range(3) for row in make_run(task="induction-heads", seed=seed, test=0.98, **changes)]
+    claims = "claim,left,comparison,right,source\na,H3 | IH,>,Random | IH,s\n"
+    (claim,) = make(*[runs], claims=claims, scale=changes.get("scale")).claims
+    assert claim.verdict == verdict

@@ -13,12 +13,12 @@ from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import SPLITS, Array
 from subquad.tasks.data import DataError, NoDataError, cache
-from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.stored import ChosenTask
 from subquad.tasks.data.tables import WORDS, pictures
 from subquad.tasks.lra.image import SUFFIXES, Pixels, as_grey, pixel_spec, signal_segment
 
 
-class ImageFolder(PlannedTask):
+class ImageFolder(ChosenTask):
     """The class of a grey picture from its pixels in reading order.
 
         input   0.22  0.18  0.24  ...  -0.66    (size x size pixels, row after row)
@@ -106,15 +106,18 @@ class ImageFolder(PlannedTask):
                 arrays[f"{split}.targets"][row] = label
         return arrays
 
-    def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
+    def chosen(self, split: str) -> tuple[str, Array]:
         arrays = self.arrays()
         part = split if f"{split}.targets" in arrays else "train"
-        targets = arrays[f"{part}.targets"]
-        rows = np.arange(len(targets))
+        rows = np.arange(len(arrays[f"{part}.targets"]))
         if part != "test" and "valid.targets" not in arrays:
             order = numpy_generator(0, "image-folder/held-out").permutation(len(rows))
             count = max(len(rows) // 10, 1)
             rows = np.sort(order[:count] if split == "valid" else order[count:])
-        yield signal_segment(arrays[f"{part}.inputs"][rows], targets[rows], self.pixels)
+        return part, rows
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """The rows of a split, which do not depend on the seed."""
+        self.check_split(split)
+        arrays, (part, rows) = self.arrays(), self.chosen(split)
+        yield signal_segment(arrays[f"{part}.inputs"][rows], arrays[f"{part}.targets"][rows], self.pixels)

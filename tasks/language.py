@@ -122,6 +122,7 @@ class LanguageTask(PlannedTask):
     one.
 
     The last row of a split is padded with 0, and the padding has no label, so every token but the first counts once.
+    Every split has to fill one row.
     """
 
     vocabulary: Literal["bytes", "bpe", "file"] = "bytes"
@@ -212,9 +213,6 @@ class LanguageTask(PlannedTask):
 
     def read(self, folder: Path) -> dict[str, Array]:
         texts = self.texts(folder)
-        for split, text in texts.items():
-            if len(text) < 3:
-                raise DataError(f"{self.name}: the {split} text in {folder} is empty; restore it.")
         if self.vocabulary == "bytes":
             streams = {split: np.frombuffer(text, dtype=np.uint8) for split, text in texts.items()}
             tokens = [bytes([i]) for i in range(256)]
@@ -258,18 +256,36 @@ class LanguageTask(PlannedTask):
                 "tokenizer."
             )
 
+    def plan(self) -> None:
+        for split in SPLITS:
+            self.require_row(split, self.length)
+
+    def require_row(self, split: str, length: int) -> None:
+        """Raises DataError where a text does not fill a single row."""
+        count = len(self.arrays()[f"{split}.stream"])
+        if count <= length:
+            shorter = f", or set a length of at most {count - 1}" if count > 2 else ""
+            raise DataError(
+                f"{self.name}: the {split} text of {self.folder} has {count} tokens, and a row of {length} takes "
+                f"{length + 1}; give more text{shorter}."
+            )
+
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
+        yield self.cut(split, self.length)
+
+    def cut(self, split: str, length: int) -> Segment:
+        """The text of a split in rows of a length."""
         stream = self.arrays()[f"{split}.stream"]
-        num_rows = -(-(len(stream) - 1) // self.length)
-        inputs = np.zeros(num_rows * self.length, dtype=stream.dtype)
-        targets = np.full(num_rows * self.length, IGNORE, dtype=token_dtype(self.vocab_size))
+        num_rows = -(-(len(stream) - 1) // length)
+        inputs = np.zeros(num_rows * length, dtype=stream.dtype)
+        targets = np.full(num_rows * length, IGNORE, dtype=token_dtype(self.vocab_size))
         inputs[: len(stream) - 1] = stream[:-1]
         targets[: len(stream) - 1] = stream[1:]
-        yield Segment(
-            inputs=torch.from_numpy(inputs.reshape(num_rows, self.length)),
-            targets=torch.from_numpy(targets.reshape(num_rows, self.length)),
+        return Segment(
+            inputs=torch.from_numpy(inputs.reshape(num_rows, length)),
+            targets=torch.from_numpy(targets.reshape(num_rows, length)),
         )
 
     def shared_rows(self) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import math
@@ -17,7 +18,7 @@ from subquad.suite.bounds import Size
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.audio import told_size
-from subquad.tasks.base import Array
+from subquad.tasks.base import SPLITS, Array
 from subquad.tasks.data import DataError, cache, find, needed
 from subquad.tasks.data.stored import PlannedTask
 
@@ -338,10 +339,6 @@ class SpeechCommands(SpokenWords):
             return f"{len(recordings.clips)} clips; the papers' set has {PAPER_CLIPS[self.classes]}"
         return ""
 
-    def plan(self) -> None:
-        self._splits(self.recordings)
-        super().plan()
-
     def reading(self) -> Mapping[str, Any]:
         return {"classes": self.classes, "features": self.features, "length": self.length}
 
@@ -369,21 +366,20 @@ class SpeechCommands(SpokenWords):
             [clip for clip, count in zip(recordings.clips, frames, strict=True) if count == self.length]
         )
 
+    def counts(self) -> dict[str, int]:
+        return {split: len(self._chosen(split)) * (1 + (self.half_rate and split == "test")) for split in SPLITS}
+
+    def _chosen(self, split: str) -> Array:
+        recordings = self.recordings
+        number = {clip: row for row, clip in enumerate(recordings.clips)}
+        rows = np.array([number[clip] for clip in self._splits(recordings)[split]], dtype=np.int64)
+        return rows[self.arrays()["frames"][rows] >= self.length] if self.short_clips == "drop" else rows
+
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
         # the source has a validation split of its own under either policy
         self.check_split(split)
-        recordings, arrays = self.recordings, self.arrays()
-        splits = self._splits(recordings)
-        number = {clip: row for row, clip in enumerate(recordings.clips)}
-
-        def chosen(name: str) -> Array:
-            rows = np.array([number[clip] for clip in splits[name]], dtype=np.int64)
-            if self.short_clips == "drop":
-                rows = rows[arrays["frames"][rows] >= self.length]
-            if not len(rows):
-                raise _fault(f"the {name} split of {recordings.root} is empty; add recordings or correct the lists.")
-            return rows
+        arrays, chosen = self.arrays(), functools.cache(self._chosen)
 
         def signal(name: str) -> Array:
             values = arrays["rows"][chosen(name)]

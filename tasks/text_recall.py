@@ -82,6 +82,11 @@ class TextRecall(TextFile):
                 )
         return replace(plain, max_length=max((self.length, *self.test_lengths)))
 
+    def plan(self) -> None:
+        super().plan()
+        for length in self.test_lengths:
+            self.require_row("test", length)
+
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         if split != "test":
             yield from super().segments(split, seed)
@@ -95,5 +100,4 @@ class TextRecall(TextFile):
             targets = torch.where(kept, whole.targets, IGNORE)
             yield Segment(inputs=whole.inputs, targets=targets, slice=name)
         for length in self.test_lengths:
-            (cut,) = TextFile.segments(self.model_copy(update={"length": length, "test_lengths": ()}), split, seed)
-            yield Segment(inputs=cut.inputs, targets=cut.targets, slice=f"length={length}")
+            yield replace(self.cut(split, length), slice=f"length={length}")

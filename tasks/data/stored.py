@@ -143,7 +143,14 @@ class PlannedTask(StoredTask):
     """A stored task whose files are read while runs are planned, so that damage is found before any run starts."""
 
     def plan(self) -> None:
-        """Makes the arrays. A derived task also checks that its options go with the content."""
+        """Makes the arrays, and asserts that every split has a row.
+
+        A derived task checks, instead or as well, that its options go with the content.
+        """
+        # before anything is read, where files can be counted
+        for split, count in self.counts().items():
+            if not count:
+                raise DataError(f"{self.name}: {self.folder} leaves no row for the {split} split; add data.")
         self.arrays()
 
     def arrays(self, workers: int = 1, *, force: bool = False) -> dict[str, Array]:
@@ -176,6 +183,17 @@ class PlannedTask(StoredTask):
                 _planned.discard(key)
                 raise
         return content
+
+
+class ChosenTask(PlannedTask):
+    """A planned task whose splits are rows of its arrays, so that they can be counted without making any."""
+
+    def chosen(self, split: str) -> tuple[str, Array]:
+        """The name of the arrays that have the rows of a split, and where in them they are."""
+        raise NotImplementedError
+
+    def counts(self) -> dict[str, int]:
+        return {split: len(self.chosen(split)[1]) for split in SPLITS}
 
 
 def _row_hashes(segments: list[Segment]) -> list[bytes]:

@@ -14,7 +14,7 @@ import torch
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError, cache
-from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.stored import ChosenTask
 from subquad.tasks.data.tables import rows, split_tables, unpublished
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -139,7 +139,7 @@ def signal_segment(pixels: Array, targets: Array, scale: Pixels, mean: float = 0
     return Segment(inputs=signal, targets=labels)
 
 
-class LRAImage(PlannedTask):
+class LRAImage(ChosenTask):
     """The class of a grey CIFAR-10 picture from its pixels in reading order, LRA's `Image`.
 
         input   0.61  0.59  0.62  ...  0.17     (32 x 32 pixels, row after row, 1024 steps)
@@ -253,18 +253,21 @@ class LRAImage(PlannedTask):
             arrays[f"{split}.targets"] = np.array([CLASSES.index(path.parent.name) for path in paths], dtype=np.int8)
         return arrays
 
-    def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        arrays = self.arrays()
+    def chosen(self, split: str) -> tuple[str, Array]:
         part = "test" if split == "test" else "train"
-        targets = arrays[f"{part}.targets"]
-        rows = np.arange(len(targets))
+        rows = np.arange(len(self.arrays()[f"{part}.targets"]))
         if part == "train":
             order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(42)).numpy()
             held_out = len(rows) // 10
             rows = order[len(rows) - held_out :] if split == "valid" else order[: len(rows) - held_out]
-        yield signal_segment(arrays[f"{part}.inputs"][rows], targets[rows], self.pixels, 122.6 / 255, 61 / 255)
+        return part, rows
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """The rows of a split, which do not depend on the seed."""
+        self.check_split(split)
+        arrays, (part, rows) = self.arrays(), self.chosen(split)
+        inputs, targets = (arrays[f"{part}.{name}"][rows] for name in ("inputs", "targets"))
+        yield signal_segment(inputs, targets, self.pixels, 122.6 / 255, 61 / 255)
 
 
 def read_pictures(paths: list[Path], size: int) -> Array:

@@ -14,7 +14,7 @@ from subquad.suite.contracts import Segment, TaskSpec
 from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import Array, token_dtype
 from subquad.tasks.data import DataError, cache
-from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.stored import ChosenTask
 from subquad.tasks.data.tables import labelled_texts, split_tables, unpublished
 
 PAD, END = 0, 1
@@ -61,7 +61,7 @@ def _has_tables(folder: Path) -> bool:
     return all(split_tables(folder, split) for split in ("train", "test"))
 
 
-class LRAText(PlannedTask):
+class LRAText(ChosenTask):
     """The sentiment of a film review (IMDB) from its bytes, LRA's `Text`.
 
         input   T h i s _ f i l m _ w a s ... . <end> <pad> <pad>    (bytes, cut to 2048 or 4096)
@@ -139,16 +139,18 @@ class LRAText(PlannedTask):
         classes = dict(FOLDERS)
         return paths, [path.read_bytes() for path in paths], [classes[path.parent.name] for path in paths]
 
-    def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        arrays = self.arrays()
+    def chosen(self, split: str) -> tuple[str, Array]:
         part = "test" if split == "test" or (split == "valid" and self.split_policy == "paper") else "train"
-        targets = arrays[f"{part}.targets"]
-        rows = np.arange(len(targets))
+        rows = np.arange(len(self.arrays()[f"{part}.targets"]))
         if part == "train" and self.split_policy == "clean":
             order = numpy_generator(0, "lra-text/held-out").permutation(len(rows))
             count = len(rows) // 10
             rows = np.sort(order[:count] if split == "valid" else order[count:])
-        ends = arrays[f"{part}.ends"][rows, None]
-        yield sequence_segment(arrays[f"{part}.inputs"][rows], ends, targets[rows])
+        return part, rows
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """The rows of a split, which do not depend on the seed."""
+        self.check_split(split)
+        part, rows = self.chosen(split)
+        inputs, ends, targets = (self.arrays()[f"{part}.{name}"] for name in ("inputs", "ends", "targets"))
+        yield sequence_segment(inputs[rows], ends[rows, None], targets[rows])

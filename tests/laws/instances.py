@@ -270,12 +270,12 @@ def wikitext(folder: Path) -> dict[str, Options]:
 
 def text_file(folder: Path) -> dict[str, Options]:
     _texts(folder)
-    return {"folder": {"data": folder, "length": 64}, "file": {"data": folder / "train.txt", "length": 32}}
+    return {"folder": {"data": folder, "length": 64}, "short rows": {"data": folder / "train.txt", "length": 16}}
 
 
 def text_recall(folder: Path) -> dict[str, Options]:
     _texts(folder)
-    return {"two lengths": {"data": folder, "length": 64, "test_lengths": [128]}}
+    return {"longer rows": {"data": folder, "length": 64, "test_lengths": [96]}}
 
 
 STORED: dict[str, Callable[[Path], dict[str, Options]]] = {

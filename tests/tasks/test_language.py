@@ -127,8 +127,11 @@ def test_bytes_and_words_are_those_of_the_text_or_the_tokenizer_is_refused(tmp_p
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(CODE)
     place = tmp_path / "tokenizer.json"
-    make(library).save(str(place))
-    task = TextFile(data=tmp_path, length=4096, vocabulary="file", vocab_size=400, tokenizer=place)
+    model = make(library)
+    model.save(str(place))
+    # one row holds the text, so that no word is cut
+    length = len(encode(model, CODE)) - 1
+    task = TextFile(data=tmp_path, length=length, vocabulary="file", vocab_size=400, tokenizer=place)
     if not spells:
         with pytest.raises(
             DataError, match=r"tokenizer.json do not spell the train text: .*give a byte-level tokenizer"
@@ -150,7 +153,7 @@ def test_a_word_of_plain_text_ends_with_any_whitespace(tmp_path):
     text = "one two\nthree\t four\n\n  five\r\nsix seven\n"
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_bytes(text.encode())
-    task = TextFile(data=tmp_path, length=256)
+    task = TextFile(data=tmp_path, length=len(text) - 1)
     targets = only(task, "test").targets
     total, count = task.score(torch.zeros(*targets.shape, 256), targets)["nats_per_word"]
     assert int(count) == len(text.split())
@@ -223,7 +226,7 @@ def test_a_tokenizer_that_cannot_be_used_is_named(options, words, folder):
 
 
 def test_words_are_counted_as_officially(folder):
-    assert WikiText(data=folder).stand_in == f"{TEXT.count(' ')} words of train; wikitext-2 has 2088628"
+    assert WikiText(data=folder, length=64).stand_in == f"{TEXT.count(' ')} words of train; wikitext-2 has 2088628"
 
 
 def test_the_official_word_counts_of_the_real_text(shared, tmp_path):
@@ -247,7 +250,7 @@ def test_parquet_files_of_the_hub_are_read(folder, tmp_path_factory):
         lines = ["" if line == " \n" else line for line in lines]
         assert "" in lines
         pd.DataFrame({"text": lines}).to_parquet(other / f"{word}-00000-of-00001.parquet")
-    one, two = WikiText(data=folder), WikiText(data=other)
+    one, two = WikiText(data=folder, length=64), WikiText(data=other, length=64)
     for split in ("train", "valid", "test"):
         assert torch.equal(only(one, split).inputs, only(two, split).inputs)
     (other / "test-00000-of-00001.parquet").write_bytes(b"PAR1 nothing")
@@ -292,7 +295,7 @@ def test_a_table_of_texts_is_a_text_with_a_row_a_line(tmp_path):
     frame.to_json(tmp_path / "lines.jsonl", orient="records", lines=True)
     expected = "".join(line + "\n" for line in lines).encode()
     for ending in ("csv", "parquet", "jsonl"):
-        task = TextFile(data=tmp_path / f"lines.{ending}", column="line")
+        task = TextFile(data=tmp_path / f"lines.{ending}", column="line", length=32)
         arrays = task.arrays()
         assert b"".join(bytes(arrays[f"{split}.stream"]) for split in ("train", "valid", "test")) == expected, ending
     with pytest.raises(DataError, match=r"lines.csv: cannot be read as csv with text as columns"):
@@ -400,7 +403,7 @@ def test_a_folder_of_documents_is_split_by_whole_documents_in_an_order_of_their_
 def test_a_folder_of_few_documents_is_refused(tmp_path, count, sizes):
     for number in range(count):
         (tmp_path / f"{number}.txt").write_text(f"document {number}")
-    task = TextFile(data=tmp_path, length=16)
+    task = TextFile(data=tmp_path, length=8)
     if sizes is None:
         with pytest.raises(DataError, match=r"holds 15 documents, and 90, 5 and 5 % of .*; give 16 documents or more"):
             task.fingerprint()
@@ -416,15 +419,27 @@ def test_faults_say_what_to_do(folder, tmp_path, monkeypatch):
         TextFile().fingerprint()
     with pytest.raises(ValueError, match=r"vocab_size=300 with vocabulary=bytes"):
         _ = WikiText(vocab_size=300).spec
-    (folder / "wiki.valid.tokens").write_text("")
-    with pytest.raises(DataError, match=r"the valid text .* is empty"):
-        only(WikiText(data=folder), "train")
     (folder / "wiki.valid.tokens").unlink()
     with pytest.raises(DataError, match="no valid text in"):
         WikiText(data=folder).fingerprint()
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(DataError, match=r"every vocabulary but bytes needs tokenizers .*install -e '\.\[data\]'"):
         TextFile(data=folder / "wiki.train.tokens", vocabulary="bpe", vocab_size=300).arrays()
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_a_text_shorter_than_a_row_is_refused_while_a_run_is_planned(folder, split):
+    text = folder / f"wiki.{split}.tokens"
+    text.write_text("x" * 64)
+    words = (
+        rf"the {split} text of .* has 64 tokens, and a row of 64 takes 65; .* more text, or set a length of at most 63"
+    )
+    with pytest.raises(DataError, match=words):
+        WikiText(data=folder, length=64).fingerprint()
+    WikiText(data=folder, length=63).fingerprint()
+    text.write_text("")
+    with pytest.raises(DataError, match=r"has 0 tokens, and a row of 63 takes 64; give more text\.$"):
+        WikiText(data=folder, length=63).fingerprint()
 
 
 def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):

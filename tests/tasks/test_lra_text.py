@@ -76,6 +76,14 @@ def test_clean_holds_out_a_tenth_of_train_for_every_seed(folder):
     assert torch.equal(next(iter(task.segments("valid", 0))).inputs, next(iter(task.segments("valid", 1))).inputs)
 
 
+def test_reviews_that_leave_no_row_for_a_split_are_refused_while_a_run_is_planned(folder):
+    for path in (folder / "aclImdb" / "train").rglob("[4-9]_*.txt"):
+        path.unlink()
+    with pytest.raises(DataError, match=r"lra-text: .*aclImdb leaves no row for the valid split; add data\."):
+        LRAText(data=folder).fingerprint()
+    LRAText(data=folder, split_policy="paper").fingerprint()
+
+
 def test_few_reviews_stand_in_for_the_set(folder):
     assert LRAText(data=folder).stand_in == "40 reviews; the full set has 50000"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -259,7 +260,7 @@ def _print_dry_run(
         f"in {call.elsewhere[item.run.run_id].name}" if item.todo and item.run.run_id in call.elsewhere else state
         for item, state in zip(call.planned, states, strict=True)
     ]
-    print_plan(runs, states)
+    print_plan(runs, states, console.width)
     counts = {
         "interrupted": sum(state == "interrupted" for state in states),
         "without data": sum(run.is_planned_only for run in call.todo),
@@ -280,11 +281,12 @@ def _print_dry_run(
         command += measuring([item.run for item in call.planned], left[0])
         lines = [f"no run like these is stored; one run shows how long they take: {command}{repository.unfetched}"]
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        # a command is copied whole
+        console.print(line, highlight=False, markup=False, soft_wrap=CALL in line)
     for experiment in call.experiments:
         config = experiment.config
         if reason := config.cannot_run.get(next(iter(config.scales)) if scale is None else scale):
-            console.print(f"cannot run here: {reason}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"cannot run here: {reason}", highlight=False, markup=False)
 
 
 def _number(jobs: str) -> int:
@@ -317,20 +319,23 @@ def _processes(nproc: int | None, executor: str) -> int:
     return processes
 
 
-def print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
-    """Prints what all runs share, what follows from one of their settings, and a table of what else differs."""
+def print_plan(runs: Sequence[Run], stored: Sequence[str], width: int) -> None:
+    """Prints what all runs share, what follows from one of their settings, and a table of what else differs.
+
+    width: characters of a line, above which lines are broken between words.
+    """
     if not runs:
         return
     flat = _flat(runs)
     keys = dict.fromkeys(key for values in flat for key in values)
     varying = [key for key in keys if len({values.get(key) for values in flat}) > 1]
     print("all runs have")
-    _print_settings({key: flat[0][key] for key in keys if key not in varying})
+    _print_settings({key: flat[0][key] for key in keys if key not in varying}, width)
     columns, following = _told_apart(flat, varying)
     for column, followers in following.items():
         for value, values in {values.get(column): values for values in flat}.items():
-            print(f"with {column} = {value}" if value else f"without {column}")
-            _print_settings({key: values[key] for key in followers if key in values})
+            _print_broken(f"with {column} = {value}" if value else f"without {column}", width)
+            _print_settings({key: values[key] for key in followers if key in values}, width)
     # the data are part of the identity
     states = ["no data" if item.is_planned_only else state for item, state in zip(runs, stored, strict=True)]
     ids = ["-" * 16 if item.is_planned_only else item.run_id for item in runs]
@@ -344,7 +349,7 @@ def print_plan(runs: Sequence[Run], stored: Sequence[str]) -> None:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     print()
     for line in table:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        _print_broken("  ".join(text.ljust(size) for text, size in zip(line, widths, strict=True)).rstrip(), width)
 
 
 def _flat(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -387,15 +392,24 @@ def _told_apart(flat: Sequence[dict[str, str]], varying: Sequence[str]) -> tuple
     return columns, following
 
 
-def _print_settings(settings: Mapping[str, str]) -> None:
-    """Prints settings in lines of at most WIDTH characters, unless one setting is longer."""
+def _print_broken(line: str, width: int, indent: str = "") -> None:
+    """Prints a line, broken between words where it is longer than width; no word is cut."""
+    parts = [indent + line]
+    if len(parts[0]) > width:
+        indents = {"initial_indent": indent, "subsequent_indent": indent + "  "}
+        parts = textwrap.wrap(line, width, **indents, break_long_words=False, break_on_hyphens=False)
+    print("\n".join(parts))
+
+
+def _print_settings(settings: Mapping[str, str], width: int) -> None:
+    """Prints settings in lines of at most `width` and WIDTH characters, unless one setting is longer than WIDTH."""
     line = ""
     for text in [f"{key} = {value}" for key, value in settings.items()] or ["nothing else"]:
-        if line and len(f"  {line}; {text}") > WIDTH:
-            print(f"  {line}")
+        if line and len(f"  {line}; {text}") > min(width, WIDTH):
+            _print_broken(line, width, "  ")
             line = ""
         line += "; " * bool(line) + text
-    print(f"  {line}")
+    _print_broken(line, width, "  ")
 
 
 def measuring(runs: Sequence[Run], todo: Run) -> str:

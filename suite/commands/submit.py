@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subquad.suite.commands.console import skipped
+from subquad.suite.commands.console import skipped, table_console
 from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.commands.repository import LOCAL, Device, Repository, Results, Sets, repository_of, shown
 from subquad.suite.environment import CALL
@@ -231,7 +231,8 @@ def _print_plan(repository: Repository, offer: Offer, call: Call) -> None:
     from subquad.suite.store import storage
     from subquad.suite.store.estimate import estimate
 
-    print_plan([item.run for item in call.planned], [item.stored or "to do" for item in call.planned])
+    states = [item.stored or "to do" for item in call.planned]
+    print_plan([item.run for item in call.planned], states, table_console().width)
     runs = f"{counted(len(call.planned))}, {len(call.todo)} to do"
     print(f"{runs}, on {call.place}; results in {call.results}")
     own = estimate(call.todo, storage.files([call.results], offer.board), skipped)

@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subquad.run_suite import HOME
-from subquad.suite.commands.run import _told_apart
+from subquad.suite.commands.run import _told_apart, print_plan
+from subquad.suite.settings.grid import expand
+from tests.suite.test_config import grid
+from tests.suite.toy import RESOLVER
 
 KEYS = ("task.name", "task.length", "model.name", "train.lr", "seed")
 flats = st.lists(
@@ -37,6 +40,17 @@ def test_what_runs_share_and_what_follows_from_a_model_is_said_once(command_line
     assert plan.count('with model.name = "h3"') == plan.count("model.head_dim = 1") == 1
     assert re.search(r"^run +state +task.name +model.name +seed$", plan, re.MULTILINE)
     assert max(map(len, plan.partition("\n64 runs")[0].splitlines())) <= 120
+
+
+def test_a_narrow_terminal_breaks_the_plan_between_words(capsys):
+    runs = expand("toy/test", grid(), RESOLVER, overrides=("train.lr=1e-3,3e-3",), seeds=(0, 1))
+    words = []
+    for width in (1000, 40):
+        print_plan(runs, ["to do"] * len(runs), width)
+        lines = capsys.readouterr().out.splitlines()
+        words.append(" ".join(lines).replace(";", "").split())
+        assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+    assert words[0] == words[1]
 
 
 OWN_GRID = """title: own

@@ -128,8 +128,8 @@ class LanguageTask(PlannedTask):
     vocabulary: Literal["bytes", "bpe", "file"] = "bytes"
     """`bpe`: byte pairs that are trained on the training text. `file`: the tokens of `tokenizer`. Both need
     `tokenizers`."""
-    vocab_size: int = Field(default=256, ge=256, le=2**20)
-    """Number of tokens of `bpe` and `file`; 256 for bytes."""
+    vocab_size: int = Field(default=256, ge=2, le=2**20)
+    """Number of tokens of `file` and of `bpe`, whose first 256 are the bytes; 256 for bytes."""
     tokenizer: Path | None = None
     """A tokenizer.json whose tokens spell the text byte for byte, such as GPT-2's. Its content is part of a run's
     identity, its path is not."""
@@ -219,6 +219,11 @@ class LanguageTask(PlannedTask):
         else:
             words = {split: self._decoded(split, text) for split, text in texts.items()}
             given = self.vocabulary == "file"
+            if not given and self.vocab_size < 256:
+                raise ValueError(
+                    f"{self.name}: vocab_size={self.vocab_size} with vocabulary=bpe; byte pairs are made of the 256 "
+                    "bytes, give at least 256."
+                )
             model = self.given_tokenizer() if given else train_bpe(words["train"], self.vocab_size)
             tokens = spelled(model)
             if given:

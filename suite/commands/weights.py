@@ -19,9 +19,6 @@ from subquad.suite.registry import few
 if TYPE_CHECKING:
     from torch import Tensor
 
-BYTES = 256
-"""The smallest vocabulary of a task of text."""
-
 weights_app = typer.Typer(
     help="Read public checkpoints, write weights in public layouts, and push them to a hub.",
     no_args_is_help=True,
@@ -53,8 +50,6 @@ def import_weights(
     weights = checkpoints.with_prefix(layout, _weights(folder))
     # state-spaces/mamba-* pad the vocabulary and say so in no setting that is its size
     vocab_size = _rows(weights, layout)
-    if vocab_size < BYTES:
-        raise ValueError(f"{folder}: a vocabulary of {vocab_size}; a model of text has at least {BYTES}, the bytes")
     found = length or settings.get("n_positions") or settings.get("max_position_embeddings") or 2048
     tree = {"task": repository.token_task(vocab_size, found), "model": {"name": layout.model, **options}}
 
@@ -112,7 +107,8 @@ def export_weights(
         raise ValueError(f"{path}: its task does not predict the next token, as all layouts do")
     settings = chosen.settings(options, task.spec.vocab_size, task.spec.max_length)
     known = Resolver(repository.tasks, repository.models).trained(
-        {"task": repository.token_task(BYTES, 2), "model": {"name": name, **chosen.options(settings)}}, str(path)
+        {"task": repository.token_task(task.spec.vocab_size, 2), "model": {"name": name, **chosen.options(settings)}},
+        str(path),
     )[1]
     assert isinstance(known, Config)
     said = known.model_dump(mode="json")

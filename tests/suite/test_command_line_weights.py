@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,15 +105,17 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_comes_back_bit_by_bit(name, tmp_path, command_line):
+    """Also with fewer tokens than there are bytes, as models of other tasks than text have."""
     layout = LAYOUTS[name]
     config = MODELS.load(layout.model)(
         num_layers=2, d_model=64, tie_embeddings=False, **UNUSUAL.get(layout.model, {})
     )  # fmt: skip
     folder = tmp_path / "first"
     torch.manual_seed(0)
-    model = spread(config.build(SPEC))
+    model = spread(config.build(replace(SPEC, num_classes=20, vocab_size=20)))
     path = tmp_path / "start.weights"
     resolved = settings_of(layout.model, config)
+    resolved["task"]["vocab_size"] = 20
     torch.save({"config": json.dumps(resolved), "model": model.state_dict()}, path)
     for source, target in ((path, folder), (tmp_path / "again.weights", tmp_path / "second")):
         done = command_line("weights", "export", source, "--out", target, "--layout", name)
@@ -124,7 +127,7 @@ def test_every_layout_comes_back_bit_by_bit(name, tmp_path, command_line):
     first, second = (_weights(tmp_path / part) for part in ("first", "second"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
-    inputs = torch.randint(264, (2, 48), generator=torch.Generator().manual_seed(1))
+    inputs = torch.randint(20, (2, 48), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert torch.equal(read(tmp_path / "again.weights")(inputs), model(inputs))
 
@@ -323,7 +326,6 @@ MAMBA2 = {
         ({"model_type": "gla", "num_heads": 2, "num_kv_heads": 1}, None, "num_kv_heads=1 is not supported, only 2"),
         ({"model_type": "bert"}, None, "has no layout here; there are: mamba, mamba-hf, mamba2, mamba2-hf, gpt2"),
         ({"model_type": "gpt2"}, None, "a setting of gpt2 is missing"),
-        (GPT2, {"wte.weight": torch.zeros(20, 32)}, "a vocabulary of 20; a model of text has at least 256"),
         ({**GPT2, "activation_function": "relu"}, None, "activation_function='relu' is not supported"),
         ({**MAMBA2, "time_step_limit": [0.0, 0.3]}, None, "time_step_limit=[0.0, 0.3] is not supported"),
         ({**MAMBA2, "time_step_limit": [0.5, {"__float__": "Infinity"}]}, None, "only [0.0, Infinity]"),

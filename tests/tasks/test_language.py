@@ -446,6 +446,8 @@ def test_a_text_too_small_for_the_vocabulary_is_an_error(folder):
     pytest.importorskip("tokenizers")
     with pytest.raises(DataError, match=r"byte pairs only, not vocab_size=5000; lower it"):
         only(WikiText(data=folder, vocabulary="bpe", vocab_size=5000), "train")
+    with pytest.raises(ValueError, match=r"vocab_size=255 with vocabulary=bpe; .* give at least 256"):
+        WikiText(data=folder, length=64, vocabulary="bpe", vocab_size=255).fingerprint()
 
 
 def test_a_run_reports_perplexity_of_validation_and_test(folder):

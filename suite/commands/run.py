@@ -396,8 +396,8 @@ def _print_broken(line: str, width: int, indent: str = "") -> None:
     """Prints a line, broken between words where it is longer than width; no word is cut."""
     parts = [indent + line]
     if len(parts[0]) > width:
-        indents = {"initial_indent": indent, "subsequent_indent": indent + "  "}
-        parts = textwrap.wrap(line, width, **indents, break_long_words=False, break_on_hyphens=False)
+        breaker = textwrap.TextWrapper(width, indent, indent + "  ", break_long_words=False, break_on_hyphens=False)
+        parts = breaker.wrap(line)
     print("\n".join(parts))
 
 

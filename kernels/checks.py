@@ -62,6 +62,16 @@ def check_tensors(op: str, x: Tensor, *others: Tensor | None, beside: Sequence[o
             raise ValueError(f"{op}: needs all tensors on one device, got {x.device} and {other.device}; move them.")
 
 
+def check_one_dtype(op: str, tensors: Mapping[str, Tensor | None]) -> None:
+    """Raises ValueError where tensors that PyTorch multiplies with each other differ in dtype and autocast is off."""
+    given = {name: x.dtype for name, x in tensors.items() if x is not None}
+    device = next(x.device.type for x in tensors.values() if x is not None)
+    if len(set(given.values())) == 1 or torch.is_autocast_enabled(device):
+        return
+    found = ", ".join(f"{name} {dtype}" for name, dtype in given.items())
+    raise ValueError(f"{op}: {', '.join(given)} must have one dtype, got {found}; convert them.")
+
+
 def check_heads(op: str, q: Tensor, v: Tensor, *, is_step: bool, grouped: bool = False) -> None:
     """Raises ValueError unless q and v are [B, T >= 1, H, K >= 1] and [B, T, H, V], without T for a step.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from subquad.kernels.attention.reference import attention_reference
 from subquad.kernels.autograd import kept, needs_gradient
 from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from subquad.kernels.checks import check_number
+from subquad.kernels.checks import check_number, check_one_dtype
 from subquad.kernels.operations import counted
 from subquad.kernels.rotary import rotate
 
@@ -69,6 +69,7 @@ def attention(
     Raises ValueError for shapes or options that do not fit.
     """
     _check(q, k, v, positions, window, scale, dropout)
+    check_one_dtype("attention", {"q": q, "k": k, "v": v})
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if isinstance(window, int) and window >= k.shape[1]:
         window = None
@@ -257,7 +258,7 @@ def attention_step(
     count += 1
     past_keys, past_values = (kept(x).to(q.dtype).transpose(1, 2) for x in (keys, values))
     scores = q.unsqueeze(2) @ past_keys.mT * scale
-    return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ past_values).squeeze(2)
+    return (scores.masked_fill(~seen, -math.inf).softmax(-1) @ past_values).squeeze(2).to(v.dtype)
 
 
 def _check_step(

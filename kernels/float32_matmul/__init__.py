@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subquad.kernels.autograd import needs_gradient
 from subquad.kernels.backend import NO_ELEMENT, NO_GRADIENT, on_device_of, use_triton
-from subquad.kernels.checks import check_shapes
+from subquad.kernels.checks import check_one_dtype, check_shapes
 
 __all__ = ["float32_matmul", "takes_parts"]
 
@@ -50,6 +50,7 @@ def float32_matmul(
     Infinities give infinities or NaN as in any product. Raises ValueError for shapes that do not fit.
     """
     _check(a, b, bias, out)
+    check_one_dtype("float32_matmul", {"a": a, "b": b, "bias": bias})
     is_faster = _is_faster(a, a.shape[0] * b.numel())
     if use_triton("float32_matmul", backend, a, b, bias, out, obstacle=_obstacle(a, b, bias, out), is_faster=is_faster):
         from subquad.kernels.float32_matmul.triton import float32_matmul_triton

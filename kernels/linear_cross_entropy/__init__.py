@@ -19,7 +19,7 @@ from torch import Tensor
 
 from subquad.kernels.backend import on_device_of, use_triton
 from subquad.kernels.checks import check_integers, check_shapes
-from subquad.kernels.linear_cross_entropy.chunked import linear_cross_entropy_chunked
+from subquad.kernels.linear_cross_entropy.chunked import linear_cross_entropy_chunked, product_dtype
 from subquad.kernels.linear_cross_entropy.padding import aligned_linear
 from subquad.kernels.operations import counted
 
@@ -69,7 +69,8 @@ def linear_cross_entropy(
 
 
 def _plain(x: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, ignore_index: int) -> Tensor:
-    logits = F.linear(x, weight, bias)
+    dtype = product_dtype(x)
+    logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets.long(), ignore_index=ignore_index)
 

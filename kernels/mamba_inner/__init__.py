@@ -80,11 +80,10 @@ def mamba_inner_step(
                 dt_bias=dt_bias, log_A=log_A, D=D,
             )  # fmt: skip
     u = causal_conv1d_step(x, conv_weight, conv_bias, window, activation="silu", backend=backend)
-    r, B, C = F.linear(u, x_proj).split([dt_proj.shape[1], log_A.shape[1], log_A.shape[1]], dim=-1)
+    r, B, C = F.linear(u.to(x_proj.dtype), x_proj).split([dt_proj.shape[1], log_A.shape[1], log_A.shape[1]], dim=-1)
     A = -torch.exp(log_A.to(torch.promote_types(log_A.dtype, torch.float32)))
-    return selective_scan_step(
-        u, F.linear(r, dt_proj), A, B, C, state, D=D, z=z, dt_bias=dt_bias, dt_softplus=True, backend=backend
-    )
+    dt = F.linear(r.to(dt_proj.dtype), dt_proj)
+    return selective_scan_step(u, dt, A, B, C, state, D=D, z=z, dt_bias=dt_bias, dt_softplus=True, backend=backend)
 
 
 def _check(

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 from subquad.suite.bench.cases import label
 from subquad.suite.laws.accuracy import assert_close, cast, outputs_of, relative_error
-from subquad.suite.laws.calls import SEED, Call, Inputs, Operator, is_float
+from subquad.suite.laws.calls import HALF, SEED, Call, Inputs, Operator, is_float
 from subquad.suite.laws.tasks import NotApplicable
 
 
@@ -54,6 +54,34 @@ def results_have_one_dtype(operator: Operator) -> None:
         if dtypes := operator.verdict(call).dtypes:
             other, wanted = found.setdefault((label(call.shape), call.dtype), (call, dtypes))
             assert dtypes == wanted, f"{call}: results in {dtypes}, and of {other} in {wanted}"
+
+
+def dtypes_may_be_mixed(operator: Operator) -> None:
+    """Inputs of several dtypes give right results, in dtypes that all implementations agree on, or are refused."""
+    found: dict[Any, tuple[Call, list[torch.dtype]]] = {}
+    for call in operator.tiny():
+        inputs = operator.rounded(call)
+        names = [name for name, x in inputs.items() if is_float(x) and not x.is_complex()]
+        other = torch.float32 if call.dtype in HALF else torch.bfloat16
+        if len(names) < 2:
+            raise NotApplicable("it takes one tensor")
+        for chosen in (names[:1], names[1::2]):
+            given = {**inputs, **{name: inputs[name].to(other) for name in chosen}}
+            what = f"{call}, {' and '.join(chosen)} in {other}"
+            try:
+                results = operator.forward(call, given)
+            except (ValueError, RuntimeError) as refusal:
+                if not isinstance(refusal, ValueError) or not re.match(r"\w+: ", str(refusal)):
+                    raise AssertionError(f"{what}: refused without the name of an operator: {refusal}") from None
+                continue
+            dtypes = [x.dtype for x in results]
+            first, wanted = found.setdefault((call.dtype, *chosen), (call, dtypes))
+            assert dtypes == wanted, f"{what}: results in {dtypes}, and of {first} in {wanted}"
+            exact = outputs_of(operator.workload.reference(**_in(given, torch.float64)))
+            _assert_similar(
+                {f"{what}: output {i}": x for i, x in enumerate(results)},
+                {f"{what}: output {i}": x for i, x in enumerate(exact)},
+            )
 
 
 def the_reference_has_the_right_gradients(operator: Operator) -> None:
@@ -530,6 +558,7 @@ ACCURACY: tuple[Callable[[Operator], None], ...] = (
 
 LAWS: tuple[Callable[[Operator], None], ...] = (
     *ACCURACY,
+    dtypes_may_be_mixed,
     the_reference_has_the_right_gradients,
     the_future_is_not_seen,
     parts_equal_the_whole,

@@ -17,7 +17,7 @@ from subquad.suite.laws.accuracy import assert_matches_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TORCH = partial(norm, backend="torch")
-SMALL_TILES = Tuning(forward=64, backward=32, programs_of_processor=3)
+SMALL_TILES = Tuning(forward=64, backward=32, programs_of_processor=3, programs_with_heads=2)
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
@@ -141,7 +141,7 @@ def test_every_head_has_its_own_weight_and_bias(width, heads, dtype):
     inputs = make_inputs(width, rows=(3, 7, heads), **options)
     # tiles of part of a head's rows, of several heads and tokens, and more tiles than programs
     for forward, backward in ((64, 32), (512, 256)):
-        op = partial(in_small_tiles, tuning=Tuning(forward=forward, backward=backward, programs_of_processor=1))
+        op = partial(in_small_tiles, tuning=Tuning(forward=forward, backward=backward, programs_with_heads=1))
         keep = ("weight", "bias")
         assert_matches_reference(op, norm_reference, inputs, dtype=dtype, keep=keep, device=DEVICE)
 

@@ -44,6 +44,11 @@ def _store_sums(partial, b_rows, i_h, o_d, m_d, D, BLOCK_H: tl.constexpr):
 
 
 @triton.jit
+def _add_pairs(a, b, other_a, other_b):
+    return a + other_a, b + other_b
+
+
+@triton.jit
 def _norm_bwd_kernel(
     total, weight, bias, gate, skip, skip_scale, mean, scale, dy, dtotal, dx, dresidual, dgate, dskip, dskip_scale, y,
     partial,
@@ -84,6 +89,9 @@ def _norm_bwd_kernel(
         b_s = tl.load(total + o, mask=m, other=0.0).to(tl.float32)
         b_dn = tl.load(dy + o, mask=m, other=0.0).to(tl.float32)
         b_scale = tl.load(scale + o_r, mask=m_r, other=0.0)[:, None]
+        if dtotal is not None:
+            # with the other inputs, because behind the reductions the program would wait for memory once more
+            b_dtotal = tl.load(dtotal + o, mask=m, other=0.0).to(tl.float32)
         b_hat = b_s
         if SILU:
             b_sigmoid = tl.sigmoid(b_s)
@@ -122,12 +130,15 @@ def _norm_bwd_kernel(
         if bias is not None:
             b_dbias += b_dn
         b_w = b_dn * b_weight
-        b_along = tl.sum(b_hat * b_w, 1)
+        if LAYER:
+            b_along, b_mean = tl.reduce((b_hat * b_w, b_w), 1, _add_pairs)
+        else:
+            b_along = tl.sum(b_hat * b_w, 1)
         if not L2:
             b_along /= D
         b_ds = b_w - b_hat * b_along[:, None]
         if LAYER:
-            b_ds -= (tl.sum(b_w, 1) / D)[:, None]
+            b_ds -= (b_mean / D)[:, None]
         b_ds *= b_scale
         if gate is not None and FIRST:
             tl.store(dgate + o, (b_ds * b_slope).to(dgate.dtype.element_ty), mask=m)
@@ -135,7 +146,7 @@ def _norm_bwd_kernel(
         if SILU:
             b_ds *= b_sigmoid * (1.0 + b_s * (1.0 - b_sigmoid))
         if dtotal is not None:
-            b_ds += tl.load(dtotal + o, mask=m, other=0.0).to(tl.float32)
+            b_ds += b_dtotal
         tl.store(dx + o, b_ds.to(dx.dtype.element_ty), mask=m)
         if dresidual is not None:
             tl.store(dresidual + o, b_ds.to(dresidual.dtype.element_ty), mask=m)

@@ -21,6 +21,9 @@ class Tuning(NamedTuple):
     """Elements of a tile for each warp."""
     programs_of_processor: int = 4
     """Programs of the backward pass on each multiprocessor; each writes one row of partial sums."""
+    programs_with_heads: int = 3
+    """The same where the weight has heads: a program has the weights and sums of several of them in registers, of which
+    more programs would not find enough and begin when the others have ended."""
 
 
 TUNING = Tuning()
@@ -85,7 +88,8 @@ def backward_plan(rows: int, width: int, heads: int, device: torch.device, tunin
     # a power of two that divides the heads, so that no tile has rows of heads that do not exist
     block_h = min(tile_rows, heads & -heads)
     num_h = heads // block_h
-    most = max(1, tuning.programs_of_processor * num_processors(device) // num_h)
+    at_once = tuning.programs_of_processor if heads == 1 else tuning.programs_with_heads
+    most = max(1, at_once * num_processors(device) // num_h)
     programs = num_h * min(cdiv(rows // heads, tile_rows // block_h), most)
     return Plan(tile_rows, block_d, programs, options, block_h)
 

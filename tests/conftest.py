@@ -35,6 +35,25 @@ def pytest_configure(config):
             change_the_interpreter()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    # the workers of pytest-xdist need the same order
+    items.sort(key=lambda item: item.path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Every second worker reads files from the last on, and finds half of them compiled, as another finds the others.
+
+    In a fresh clone, to compile the tests with pytest's assertions takes a worker six seconds.
+    """
+    report = yield
+    worker = getattr(collector.config, "workerinput", {}).get("workerid", "gw0")
+    if isinstance(collector, pytest.Directory) and int(worker[2:]) % 2:
+        report.result.reverse()
+    return report
+
+
 MANY = 50
 """Modules imported since the last time from which on it pays to hide them, too."""
 hidden = 0

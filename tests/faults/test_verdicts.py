@@ -18,6 +18,9 @@ faults = [Fault("source.py", f"to {new}", old, new, ("test_source.py",)) for old
 sys.exit(judge(faults, [Path(sys.argv[1])]))
 """
 
+BARE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Pytest without plugins, each of which would be imported once a fault."""
+
 
 def verdicts(tree, *edits, test="assert double(2) == 4"):
     tree.mkdir(exist_ok=True)
@@ -26,7 +29,7 @@ def verdicts(tree, *edits, test="assert double(2) == 4"):
     os.utime(tree / "source.py", (0, 0))
     (tree / "test_source.py").write_text(f"from source import double\n\n\ndef test_it():\n    {test}\n")
     done = subprocess.run(
-        [sys.executable, "-c", JUDGE, tree, *edits], cwd=HOME, env=with_subquad(), capture_output=True, text=True
+        [sys.executable, "-c", JUDGE, tree, *edits], cwd=HOME, env=with_subquad() | BARE, capture_output=True, text=True
     )
     assert not done.stderr
     return done.returncode, done.stdout

@@ -67,11 +67,11 @@ def hard(make, kind, *, columns=4, rows=12, published=False):
     ("kind", "shape", "width"),
     [
         ("seeds", {}, "column"),
-        ("seeds", {"columns": 9, "rows": 3, "published": True}, "page"),
+        pytest.param("seeds", {"columns": 9, "rows": 3, "published": True}, "page", marks=pytest.mark.slow),
         ("costs", {"columns": 2}, "column"),
         ("cells", {"columns": 9}, "column"),
         ("lines", {"published": True, "rows": 5}, "column"),
-        ("lines", {"rows": 9}, "page"),
+        pytest.param("lines", {"rows": 9}, "page", marks=pytest.mark.slow),
         ("lines", {"rows": 5}, "column"),
         ("words", {"columns": 7, "rows": 5}, "column"),
         ("successes", {"rows": 3, "columns": 1}, "column"),
@@ -98,7 +98,7 @@ def committed(name, scale):
 @pytest.mark.parametrize(
     ("name", "widths"),
     [
-        ("leaderboard/parameters", ["column"]),
+        ("gsa/figure3a", ["column"]),
         *(pytest.param(name, list(WIDTHS), marks=pytest.mark.slow) for name in ROWS.experiments),
     ],
 )

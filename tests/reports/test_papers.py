@@ -143,6 +143,8 @@ def test_numbers_of_what_cannot_run_are_published_and_in_no_grid():
     assert grid.lines[0][2:16] == ("21", *["0"] * 13)
 
 
+# `test_experiments.py` plans each of them in the quick tier
+@pytest.mark.slow
 def test_all_plans_together_take_seconds():
     start, faults = time.process_time(), []
     for name, config in CONFIGS.items():

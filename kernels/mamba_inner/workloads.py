@@ -88,7 +88,7 @@ STEP = Workload(
     },
     keep=KEEP,
     backward=False,
-    small=({"B": 3, "D": 72, "N": 5, "R": 20}, {"B": 1, "D": 100, "N": 16, "R": 5}, {"B": 18, "D": 40, "N": 4, "R": 3}),
+    small=({"B": 3, "D": 72, "N": 5, "R": 20}, {"B": 1, "D": 300, "N": 16, "R": 5}, {"B": 18, "D": 40, "N": 4, "R": 3}),
     states=STATES,
     in_place=STATES,
 )

@@ -33,6 +33,8 @@ from subquad.kernels.skinny_linear import Norm
 
 NONE, RMS, LAYER, GROUPS = 0, 1, 2, 3
 """Kinds of norms in the kernels."""
+LINE = tl.constexpr(128)
+"""Bytes of a line of the L2 cache."""
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}
 
 
@@ -42,6 +44,19 @@ class Tuning(NamedTuple):
     block_n: int
     block_k: int
     options: CompileOptions
+
+
+@triton.jit
+def prefetch(pointers, KEEP: tl.constexpr = False):
+    """Fetches the lines at these addresses into the L2 cache, for NVIDIA GPUs. It is always safe: no value is read.
+
+    KEEP: they are the last to leave it.
+    """
+    if KEEP:
+        asm: tl.constexpr = "prefetch.global.L2::evict_last [$1]; mov.u32 $0, 0;"
+    else:
+        asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -112,10 +127,20 @@ def _row_kernel(
     m_n = o_n < N
     p_w = weight + o_n.to(tl.int64)[:, None] * weight_stride_n
     o_first = tl.arange(0, BLOCK_K)
-    b_w = tl.load(p_w + o_first[None, :], mask=m_n[:, None] & (o_first < K)[None, :], other=0.0)
+    b_w = tl.load(
+        p_w + o_first[None, :], mask=m_n[:, None] & (o_first < K)[None, :], other=0.0, eviction_policy="evict_first"
+    )
     if OVERLAP:
+        if NORM and not GROUP:
+            # one line by each program: all of them need the weights of the norm at the same time, and those of all
+            # layers have room in the cache from one token to the next
+            o_line = tl.program_id(0) * (LINE // norm_weight.dtype.element_ty.itemsize) + tl.arange(0, 1)
+            prefetch(norm_weight + tl.minimum(o_line, K - 1), KEEP=True)
         gdc_launch_dependents()
         gdc_wait()
+    if residual is not None:
+        # read early, because it may have left the cache
+        b_residual = tl.load(residual + o_n, mask=m_n, other=0.0).to(tl.float32)
     b_mean, b_scale = 0.0, 0.0
     if NORM == 2:
         b_mean, b_scale = _moments(x, K, eps, BLOCK_K)
@@ -130,7 +155,9 @@ def _row_kernel(
         b_x = _prepare(b_x, gate, norm_weight, norm_bias, b_mean, b_scale, o_k, m_k, eps, NORM, GROUP)
         b_acc += b_w.to(tl.float32) * b_x[None, :]
         o_next = o_k + BLOCK_K
-        b_w = tl.load(p_w + o_next[None, :], mask=m_n[:, None] & (o_next < K)[None, :], other=0.0)
+        b_w = tl.load(
+            p_w + o_next[None, :], mask=m_n[:, None] & (o_next < K)[None, :], other=0.0, eviction_policy="evict_first"
+        )
     b_y = tl.sum(b_acc, 1)
     if NORM == 1:
         b_y *= tl.rsqrt(tl.sum(b_square) / K + eps)
@@ -138,7 +165,7 @@ def _row_kernel(
         b_y += tl.load(bias + o_n, mask=m_n, other=0.0).to(tl.float32)
     b_y = _activate(b_y, ACTIVATION)
     if residual is not None:
-        b_y += tl.load(residual + o_n, mask=m_n, other=0.0).to(tl.float32)
+        b_y += b_residual
     tl.store(y + o_n, b_y.to(y.dtype.element_ty), mask=m_n)
 
 
@@ -174,7 +201,7 @@ def _rows_kernel(
 
 
 def tuning(rows: int, outputs: int, channels: int, group: int) -> Tuning:
-    """The measured tile for B rows, N outputs and K channels; group: channels of a group of the norm, or 0."""
+    """The tile for B rows, N outputs and K channels; group: channels of a group of the norm, or 0."""
     widest = power_of_2(channels)
     if rows > 1:
         block_k = max(16, min(widest, 512 if rows <= 16 else 256))
@@ -182,7 +209,7 @@ def tuning(rows: int, outputs: int, channels: int, group: int) -> Tuning:
     if outputs < 1024:
         block_n, block_k, num_warps = 2, 4096, 8
     elif outputs < 4096:
-        block_n, block_k, num_warps = 4, 2048, 4
+        block_n, block_k, num_warps = 4, 1024, 4
     else:
         block_n, block_k, num_warps = 8, 512, 4
     return Tuning(block_n, max(min(widest, block_k), group), CompileOptions(num_warps=num_warps))

@@ -24,3 +24,13 @@ def test_shorter_filters_and_no_gate(taps):
     assert_matches_reference(
         step, mamba_inner_step_reference, given, dtype=torch.bfloat16, keep=KEEP, device=DEVICE, grad=False
     )
+
+
+@pytest.mark.parametrize(("width", "rank"), [(300, 3), (24, 260)])
+def test_one_row_takes_parts_of_the_channels_or_many_outputs(width, rank):
+    """The first has three parts, of which the last is not whole; the second is too wide for them."""
+    step = with_state(lambda **more: mamba_inner_step(**more, backend="triton"))
+    assert_matches_reference(
+        step, mamba_inner_step_reference, inputs(1, width, 4, rank), dtype=torch.bfloat16, keep=KEEP, device=DEVICE,
+        grad=False,
+    )  # fmt: skip

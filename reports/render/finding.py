@@ -163,7 +163,9 @@ def caption(report: Report) -> str:
     if measured and not report.timed:
         counts = sorted({len(cell.values) for cell in measured})
         span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        parts.append("One seed in each cell." if counts == [1] else f"{span} seeds in each cell.")
+        # the table beside such a figure has means
+        drawn = "Medians of " if report.figure.spec.kind in ("lines", "seeds") else ""
+        parts.append("One seed in each cell." if counts == [1] else f"{drawn}{span} seeds in each cell.")
     if report.timed:
         parts.append("Median of raw samples.")
     select = report.config.select

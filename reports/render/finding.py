@@ -164,7 +164,7 @@ def caption(report: Report) -> str:
         counts = sorted({len(cell.values) for cell in measured})
         span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         # the table beside such a figure has means
-        drawn = "Medians of " if report.figure.spec.kind in ("lines", "seeds") else ""
+        drawn = "Medians of " if report.figure.spec.kind == "lines" else ""
         parts.append("One seed in each cell." if counts == [1] else f"{drawn}{span} seeds in each cell.")
     if report.timed:
         parts.append("Median of raw samples.")

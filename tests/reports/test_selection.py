@@ -78,7 +78,7 @@ def test_runs_that_trained_for_a_time_are_never_averaged_over_devices(make):
     assert note(report, "left out") == "left out: 2 runs on another device than that of the newest run"
     assert note(report, "each run") == "each run trained for 180 s, so the values hold for NVIDIA H200 alone"
     assert words_of(report).note.startswith(
-        "Medians of 3 seeds in each cell. Each run trained for 180 s. Not run: S4D. Measured on NVIDIA H200."
+        "3 seeds in each cell. Each run trained for 180 s. Not run: S4D. Measured on NVIDIA H200."
     )
 
 

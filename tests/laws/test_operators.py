@@ -271,12 +271,14 @@ def test_a_reference_with_wrong_gradients_is_told_so():
 def test_a_plugin_is_checked(tmp_path, monkeypatch, capsys):
     pytest.importorskip("triton")
     path = tmp_path / "checked_operator.py"
+    # an import of this module would let the check read and parse all modules of the tests for the plugin's digest
     path.write_text(
+        "import sys\n"
         "from dataclasses import replace\n"
         "from subquad.kernels.workload import Implementation\n"
-        "from tests.laws.test_operators import TOY, running_mean, seen_ahead\n"
-        "mine = [Implementation(f.__name__, 'ours', lambda f=f: f) for f in (running_mean, seen_ahead)]\n"
-        "OPERATORS = {'toy': replace(TOY, implementations=tuple(mine))}\n"
+        f"tests = sys.modules[{__name__!r}]\n"
+        "mine = [Implementation(f.__name__, 'ours', lambda f=f: f) for f in (tests.running_mean, tests.seen_ahead)]\n"
+        "OPERATORS = {'toy': replace(tests.TOY, implementations=tuple(mine))}\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("COLUMNS", "200")

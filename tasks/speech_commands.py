@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import math
@@ -367,22 +366,28 @@ class SpeechCommands(SpokenWords):
         )
 
     def counts(self) -> dict[str, int]:
-        return {split: len(self._chosen(split)) * (1 + (self.half_rate and split == "test")) for split in SPLITS}
+        chosen = self._chosen()
+        return {split: len(chosen[split]) * (1 + (self.half_rate and split == "test")) for split in SPLITS}
 
-    def _chosen(self, split: str) -> Array:
+    def _chosen(self) -> dict[str, Array]:
+        """The rows of every split."""
         recordings = self.recordings
         number = {clip: row for row, clip in enumerate(recordings.clips)}
-        rows = np.array([number[clip] for clip in self._splits(recordings)[split]], dtype=np.int64)
-        return rows[self.arrays()["frames"][rows] >= self.length] if self.short_clips == "drop" else rows
+        splits = self._splits(recordings)
+        chosen = {split: np.array([number[clip] for clip in splits[split]], dtype=np.int64) for split in SPLITS}
+        if self.short_clips == "drop":
+            frames = self.arrays()["frames"]
+            return {split: rows[frames[rows] >= self.length] for split, rows in chosen.items()}
+        return chosen
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
         # the source has a validation split of its own under either policy
         self.check_split(split)
-        arrays, chosen = self.arrays(), functools.cache(self._chosen)
+        arrays, chosen = self.arrays(), self._chosen()
 
         def signal(name: str) -> Array:
-            values = arrays["rows"][chosen(name)]
+            values = arrays["rows"][chosen[name]]
             return values if self.features == "mfcc" else np.divide(values, 2**15, dtype=np.float32)[:, :, None]
 
         values = signal(split)
@@ -395,7 +400,7 @@ class SpeechCommands(SpokenWords):
             mean, deviation = _moments[key]
             values -= mean.astype(np.float32)
             values /= (deviation + 1e-5).astype(np.float32)
-        targets = torch.from_numpy(arrays["targets"][chosen(split)].astype(np.int16))
+        targets = torch.from_numpy(arrays["targets"][chosen[split]].astype(np.int16))
         if split != "test" or not self.half_rate:
             yield Segment(inputs=torch.from_numpy(values), targets=targets)
             return

@@ -52,10 +52,8 @@ def prefetch(pointers, KEEP: tl.constexpr = False):
 
     KEEP: they are the last to leave it.
     """
-    if KEEP:
-        asm: tl.constexpr = "prefetch.global.L2::evict_last [$1]; mov.u32 $0, 0;"
-    else:
-        asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    last: tl.constexpr = "prefetch.global.L2::evict_last [$1]; mov.u32 $0, 0;"
+    asm: tl.constexpr = last if KEEP else "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
     tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 

@@ -198,7 +198,7 @@ def grid_plan(folder: Path) -> Case:
     def plan() -> None:
         runs = expand("benchmark", config, resolver)
         with contextlib.redirect_stdout(io.StringIO()):
-            print_plan(runs, ["to do"] * len(runs))
+            print_plan(runs, ["to do"] * len(runs), 120)
 
     return Case(
         plan,

@@ -83,7 +83,7 @@ def test_a_float64_input_beside_others_in_float32_runs_in_the_kernels():
 
 @every_backend
 def test_a_decay_of_zero_has_no_gradient(backend):
-    """What its two paths give it cancels but for rounding, which in bfloat16 is no smaller than other gradients."""
+    """The decay acts on two paths, whose gradients cancel up to rounding; in bfloat16 that rounding would be seen."""
     inputs = {name: x.bfloat16().to(DEVICE) for name, x in make_inputs(5).items()}
     inputs["log_decay"] = inputs["log_decay"].float().index_fill(1, torch.tensor([3], device=DEVICE), -1000.0)
     leaf = inputs["log_decay"].requires_grad_()

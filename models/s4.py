@@ -200,13 +200,11 @@ class System:
         """P w of real weights [rank, ..., D]: [..., D, N / 2]."""
         return torch.stack([w.unsqueeze(-1) * P for w, P in zip(weights, self.P, strict=True)]).sum(0)
 
-    def advance(self, h: Tensor, u: Tensor | None) -> Tensor:
+    def advance(self, h: Tensor, u: Tensor) -> Tensor:
         """Abar h + Bbar u for states h [..., D, N / 2] and inputs u [..., D]."""
         half = (self.dt / 2).unsqueeze(-1)
         v = h + half * (self.Lambda * h - self._along(self._project(h)))
-        if u is not None:
-            v = v + (self.dt * u).unsqueeze(-1) * self.B
-        v = self.E * v
+        v = self.E * (v + (self.dt * u).unsqueeze(-1) * self.B)
         projected = self._project(v)
         weights = torch.stack([dot(row, projected.unbind()) for row in self.inner])
         return v - self.E * self._along(weights)
@@ -271,7 +269,7 @@ class System:
         sums = cauchy(products, self.Lambda, self.dt, s).flatten(0, 1).unbind()
         rows = [sums[i : i + 1 + rank] for i in range(0, len(sums), 1 + rank)]
         low = rows[-rank:]
-        # q (1 + q m)^-1 with q = dt cosh(s); cosh(s) is zero nowhere, for s is not on the imaginary axis
+        # q (1 + q m)^-1, of which dt is in the sums; cosh(s) is zero nowhere, for s is not on the imaginary axis
         resolvent = inverse_beside((1 / s.cosh()).to(kind), [row[1:] for row in low])
         entry = [dot(weights, [row[0] for row in low]) for weights in resolvent]
         outer = s.exp().to(kind)

@@ -43,7 +43,7 @@ from subquad.kernels.skinny_linear.triton import prefetch, skinny_linear_triton
 
 
 class Tuning(NamedTuple):
-    """Tile of a program of `_scan_kernel`."""
+    """Tile of a program."""
 
     block_b: int
     """Rows: 1, or at least 16, the smallest product on matrix units."""
@@ -52,15 +52,8 @@ class Tuning(NamedTuple):
     num_warps: int = 4
 
 
-class SelectTuning(NamedTuple):
-    """Tile of a program of `_select_kernel`."""
-
-    block_d: int
-    """Channels."""
-    num_warps: int
-
-
-SELECT = SelectTuning(128, 8)
+SELECT = Tuning(1, 128, 8)
+"""The tile of `_select_kernel`."""
 MAX_PARTS = 64
 """Maximum number of programs of `_select_kernel`: each program of `_scan_kernel` reads the products of all of them."""
 MAX_SELECTED = 256

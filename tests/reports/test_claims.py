@@ -232,7 +232,7 @@ def test_a_ratio_has_the_error_of_both_of_its_sides():
     ("changes", "verdict"), [({}, "holds"), ({"stand_in": "a sample"}, "not run"), ({"scale": "small"}, "not run")]
 )
 def test_the_papers_number_of_another_model_is_not_compared_with_other_data(make, changes, verdict):
-    runs = [row for seed in range(3) for row in make_run(task="induction-heads", seed=seed, test=0.98, **changes)]
+    runs = [make_run(task="induction-heads", seed=seed, test=0.98, **changes) for seed in range(3)]
     claims = "claim,left,comparison,right,source\na,H3 | IH,>,Random | IH,s\n"
-    (claim,) = make(*[runs], claims=claims, scale=changes.get("scale")).claims
+    (claim,) = make(*runs, claims=claims, scale=changes.get("scale")).claims
     assert claim.verdict == verdict

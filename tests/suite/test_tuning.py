@@ -9,16 +9,14 @@ pytest.importorskip("triton", minversion="3.6")
 # one of three forms cannot be compiled, which its own launch says and nothing before; the process is one in which
 # kernels are compiled, as in none that has changed Triton's interpreter
 FORMS = """
-import sys, torch, triton.language as tl
+import torch
+from kernel_with_forms import kernel
 from triton import CompilationError, Config
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 from subquad.suite.bench import tuning
 from subquad.suite.bench.compile import AbsentGPU
-
-sys.path.insert(0, sys.argv[1])
-from kernel_with_forms import kernel
 
 gpu = AbsentGPU("sm_90")
 if reason := gpu.reason():
@@ -63,7 +61,7 @@ def kernel(x, N, BLOCK: tl.constexpr):
 @pytest.mark.slow
 def test_forms_are_compiled_before_one_is_timed(tmp_path):
     (tmp_path / "kernel_with_forms.py").write_text(KERNEL)
-    code = FORMS.replace("sys.argv[1]", repr(str(tmp_path)))
+    code = f"import sys\nsys.path.append({str(tmp_path)!r})\n{FORMS}"
     # an empty cache, or a form that an earlier test compiled would be found there
     ended = in_a_process(code, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path / "cache"))
     if ended.stderr.startswith("skip: "):

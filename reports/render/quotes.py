@@ -294,7 +294,10 @@ class CommittedRows:
 
     def _stored(self, experiment: str, scale: str) -> list[StoredRun]:
         probes = load_runs(rows_of(storage.files_below(self.results / "reference" / "probes" / experiment)))
-        return [run for run in self.committed(experiment) + probes if run.scale == scale]
+        runs = self.committed(experiment)
+        # a probe can have become a run of the grid since, and then be stored again
+        known = {run.run_id for run in runs}
+        return [run for run in runs + [probe for probe in probes if probe.run_id not in known] if run.scale == scale]
 
     def cell(self, experiment: str, scale: str, row: str, column: str, what: str) -> list[float]:
         report = self.report(experiment, scale)

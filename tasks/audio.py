@@ -16,7 +16,7 @@ from pydantic import Field
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.tasks.base import SPLITS, Array, token_spec
 from subquad.tasks.data import DataError, NoDataError, cache, needed
-from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.stored import StoredTask
 
 RATE = 16_000
 LEVELS = 256
@@ -108,7 +108,7 @@ def read_recording(path: Path, resample: bool) -> Array:
     return np.clip(np.round(mono * 2**15), -(2**15), 2**15 - 1).astype(np.int16)
 
 
-class NextSample(PlannedTask):
+class NextSample(StoredTask):
     """Base class of the tasks that predict the levels of the mu-law, sample by sample."""
 
     exponentials: ClassVar[Mapping[str, str]] = {"perplexity": "loss"}

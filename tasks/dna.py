@@ -14,7 +14,7 @@ import numpy as np
 from subquad.suite.contracts import Segment
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError, cache, needed
-from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.stored import StoredTask
 from subquad.tasks.data.unpack import unpack
 
 BASES = "ACGTN"
@@ -140,7 +140,7 @@ def fasta_below(folder: Path) -> list[Path]:
     return [path for below in folders for path in fasta_in(below)]
 
 
-class DNATask(PlannedTask):
+class DNATask(StoredTask):
     """Base class of tasks on FASTA files, which are never loaded whole.
 
     The cache holds an index (`read`). Rows are cut out of the mapped files when they are needed, so only the rows of a

@@ -118,6 +118,5 @@ class ImageFolder(ChosenTask):
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        arrays, (part, rows) = self.arrays(), self.chosen(split)
-        yield signal_segment(arrays[f"{part}.inputs"][rows], arrays[f"{part}.targets"][rows], self.pixels)
+        inputs, targets = self.selected(split, "inputs", "targets")
+        yield signal_segment(inputs, targets, self.pixels)

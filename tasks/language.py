@@ -25,7 +25,7 @@ from subquad.suite.store.documents import read_tokenizer
 from subquad.tasks.base import SPLITS, Array, token_dtype, token_spec
 from subquad.tasks.data import DataError, NoDataError, cache, find, needed
 from subquad.tasks.data.overlap import shared_bytes
-from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.stored import StoredTask
 from subquad.tasks.data.tables import LOADERS, rows, split_tables
 
 SPACE = 0x20
@@ -117,7 +117,7 @@ def counts_of(tokens: list[bytes]) -> dict[str, Array]:
     return {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
 
 
-class LanguageTask(PlannedTask):
+class LanguageTask(StoredTask):
     """Base class of language modelling: each split is a text, cut into rows of `length` tokens that predict the next
     one.
 

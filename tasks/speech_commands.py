@@ -19,7 +19,7 @@ from subquad.suite.rng import numpy_generator
 from subquad.tasks.audio import told_size
 from subquad.tasks.base import SPLITS, Array
 from subquad.tasks.data import DataError, cache, find, needed
-from subquad.tasks.data.stored import PlannedTask
+from subquad.tasks.data.stored import StoredTask
 
 WORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")
 """The ten words in the order of their classes."""
@@ -232,7 +232,7 @@ _moments: dict[str, tuple[Array, Array]] = {}
 """Moments of the training rows of every task that this process has opened."""
 
 
-class SpokenWords(PlannedTask):
+class SpokenWords(StoredTask):
     """Base class of the tasks on recordings of Speech Commands."""
 
     @property

@@ -17,12 +17,16 @@ from subquad.tasks.base import SPLITS, Array, TaskBase
 from subquad.tasks.data import cache, find
 from subquad.tasks.data.faults import DataError
 
+_planned: set[str] = set()
+"""Tasks, with their content, that this process has checked (`StoredTask.plan`)."""
+
 
 class StoredTask(TaskBase, PreparedTask):
     """A task with one fixed set of rows, which does not depend on the seed of a run.
 
     A derived task gives `files` (what it reads in `folder`) and `read` (the arrays made of them). The arrays are kept
-    in the cache under a key of content and options, and `segments` selects the rows of the splits from them.
+    in the cache under a key of content and options, and `segments` selects the rows of the splits from them. Files are
+    read while runs are planned, so that damage is found before any run starts.
     """
 
     source: ClassVar[str] = ""
@@ -67,17 +71,59 @@ class StoredTask(TaskBase, PreparedTask):
         """The options on which `read` and `generate` depend."""
         return {}
 
+    def plan(self) -> None:
+        """Makes the arrays of files, and asserts that every split has a row.
+
+        A derived task checks, instead or as well, that its options go with the content.
+        """
+        # before anything is read, where files can be counted
+        for split, count in self.counts().items():
+            if not count:
+                raise DataError(f"{self.name}: {self.folder} leaves no row for the {split} split; add data.")
+        self.arrays()
+
+    def _hash_of_files(self) -> str:
+        folder = self.folder
+        return cache.folder_hash(folder, self.files(folder))
+
+    def _key(self, content: str) -> str:
+        return f"{self.name} {self.model_dump_json()} {content} {cache.root()}"
+
     def fingerprint(self) -> str:
         if self.generated:
             return "generated"
-        folder = self.folder
-        return cache.folder_hash(folder, self.files(folder))
+        content = self._hash_of_files()
+        key = self._key(content)
+        if key not in _planned:
+            # added first, because what follows asks for the fingerprint itself
+            _planned.add(key)
+            try:
+                # raises where options contradict each other or need what is missing
+                _ = self.spec
+                self.plan()
+            except BaseException:
+                _planned.discard(key)
+                raise
+        return content
 
     def arrays(self, workers: int = 1, *, force: bool = False) -> dict[str, Array]:
         """The arrays by name: mapped from the cache, or else made now and kept there.
 
         force: make them in any case. The ones that are there stay until the new ones are complete.
         """
+        if force and not self.generated:
+            # the stored arrays may be damaged, so they are made again before a plan reads them
+            key = self._key(self._hash_of_files())
+            _planned.add(key)
+            try:
+                made = self._stored_arrays(workers, force)
+            finally:
+                _planned.discard(key)
+            self.fingerprint()
+            return made
+        return self._stored_arrays(workers, force)
+
+    def _stored_arrays(self, workers: int, force: bool) -> dict[str, Array]:
         facts: dict[str, Any] = {
             "task": self.name,
             "reader": self.reader,
@@ -135,62 +181,19 @@ class StoredTask(TaskBase, PreparedTask):
         return {split: sum(len(segment) for segment in self.segments(split, 0)) for split in SPLITS}
 
 
-_planned: set[str] = set()
-"""Tasks, with their content, that this process has checked (`PlannedTask.plan`)."""
-
-
-class PlannedTask(StoredTask):
-    """A stored task whose files are read while runs are planned, so that damage is found before any run starts."""
-
-    def plan(self) -> None:
-        """Makes the arrays, and asserts that every split has a row.
-
-        A derived task checks, instead or as well, that its options go with the content.
-        """
-        # before anything is read, where files can be counted
-        for split, count in self.counts().items():
-            if not count:
-                raise DataError(f"{self.name}: {self.folder} leaves no row for the {split} split; add data.")
-        self.arrays()
-
-    def arrays(self, workers: int = 1, *, force: bool = False) -> dict[str, Array]:
-        if not force:
-            return super().arrays(workers)
-        # the stored arrays may be damaged, so this call makes them again before anything reads them
-        key = self._key(StoredTask.fingerprint(self))
-        _planned.add(key)
-        try:
-            made = super().arrays(workers, force=True)
-        finally:
-            _planned.discard(key)
-        self.fingerprint()
-        return made
-
-    def _key(self, content: str) -> str:
-        return f"{self.name} {self.model_dump_json()} {content} {cache.root()}"
-
-    def fingerprint(self) -> str:
-        content = super().fingerprint()
-        key = self._key(content)
-        if key not in _planned:
-            # added first, because what follows asks for the fingerprint itself
-            _planned.add(key)
-            try:
-                # raises where options contradict each other or need what is missing
-                _ = self.spec
-                self.plan()
-            except BaseException:
-                _planned.discard(key)
-                raise
-        return content
-
-
-class ChosenTask(PlannedTask):
-    """A planned task whose splits are rows of its arrays, so that they can be counted without making any."""
+class ChosenTask(StoredTask):
+    """A stored task whose splits are rows of its arrays, so that they can be counted without making any."""
 
     def chosen(self, split: str) -> tuple[str, Array]:
-        """The name of the arrays that have the rows of a split, and where in them they are."""
-        raise NotImplementedError
+        """The name before those of the arrays, such as `train`, and the rows of a split in them: by default all."""
+        return split, np.arange(len(self.arrays()[f"{split}.targets"]))
+
+    def selected(self, split: str, *names: str) -> list[Array]:
+        """The rows of a split in the arrays of these names."""
+        self.check_split(split)
+        part, rows = self.chosen(split)
+        arrays = self.arrays()
+        return [arrays[f"{part}.{name}" if part else name][rows] for name in names]
 
     def counts(self) -> dict[str, int]:
         return {split: len(self.chosen(split)[1]) for split in SPLITS}

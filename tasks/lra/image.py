@@ -264,9 +264,7 @@ class LRAImage(ChosenTask):
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        arrays, (part, rows) = self.arrays(), self.chosen(split)
-        inputs, targets = (arrays[f"{part}.{name}"][rows] for name in ("inputs", "targets"))
+        inputs, targets = self.selected(split, "inputs", "targets")
         yield signal_segment(inputs, targets, self.pixels, 122.6 / 255, 61 / 255)
 
 

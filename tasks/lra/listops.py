@@ -17,7 +17,7 @@ from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import SPLITS, Array, token_dtype
 from subquad.tasks.data import DataError
 from subquad.tasks.data.parallel import in_order
-from subquad.tasks.data.stored import StoredTask
+from subquad.tasks.data.stored import ChosenTask
 from subquad.tasks.lra.expressions import CHUNK, END, PAD, TOKENS, Language, draw
 from subquad.tasks.lra.text import sequence_segment
 
@@ -26,7 +26,7 @@ ENDINGS = ("", ".gz", ".xz")
 SIZES = {"train": 96_000, "valid": 2_000, "test": 2_000}
 
 
-class LRAListOps(StoredTask):
+class LRAListOps(ChosenTask):
     """The value of a nested expression of minima, maxima, medians and sums modulo 10, LRA's `ListOps`.
 
         input   [MAX 2 9 [MIN 4 7 ] 0 ] <end> <pad> <pad>    (500 to 2000 tokens, brackets without parentheses)
@@ -84,7 +84,7 @@ class LRAListOps(StoredTask):
                 return "expressions generated here, of other depths, arguments or lengths than the release's"
             counts = {"train": self.num_train, "valid": self.num_valid, "test": self.num_test}
         else:
-            counts = {split: len(self.arrays()[f"{split}.targets"]) for split in SPLITS}
+            counts = self.counts()
         return "" if counts == SIZES else f"{sum(counts.values())} expressions; the release has {sum(SIZES.values())}"
 
     @property
@@ -187,9 +187,7 @@ class LRAListOps(StoredTask):
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        arrays = self.arrays()
-        inputs, ends, targets = (np.array(arrays[f"{split}.{part}"]) for part in ("inputs", "ends", "targets"))
+        inputs, ends, targets = self.selected(split, "inputs", "ends", "targets")
         yield sequence_segment(inputs, ends[:, None], targets)
 
 

@@ -16,7 +16,7 @@ from subquad.suite.rng import numpy_generator
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError
 from subquad.tasks.data.parallel import in_order
-from subquad.tasks.data.stored import StoredTask
+from subquad.tasks.data.stored import ChosenTask
 from subquad.tasks.lra.contours import STYLES, draw
 from subquad.tasks.lra.image import Pixels, pixel_spec, read_pictures, signal_segment
 
@@ -26,7 +26,7 @@ PICTURES = 200_000
 """Number of pictures of each size in the release."""
 
 
-class LRAPathfinder(StoredTask):
+class LRAPathfinder(ChosenTask):
     """Whether a dashed contour joins two dots, read from a picture pixel by pixel, LRA's `Pathfinder`.
 
         input   0.00  0.00  0.69  ...  0.00    (32 x 32 pixels, row after row, 1024 steps)
@@ -128,18 +128,18 @@ class LRAPathfinder(StoredTask):
                     break
         return {"inputs": pictures, "targets": labels}
 
-    def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        arrays = self.arrays()
-        count = len(arrays["targets"])
+    def chosen(self, split: str) -> tuple[str, Array]:
+        count = len(self.arrays()["targets"])
         order = torch.randperm(count, generator=torch.Generator().manual_seed(42)).numpy()
         held_out = count // 10
         train = count - 2 * held_out
         bounds = {"train": (0, train), "valid": (train, train + held_out), "test": (train + held_out, count)}
-        start, stop = bounds[split]
-        rows = order[start:stop]
-        yield signal_segment(arrays["inputs"][rows], arrays["targets"][rows], self.pixels)
+        return "", order[slice(*bounds[split])]
+
+    def segments(self, split: str, seed: int) -> Iterator[Segment]:
+        """The rows of a split, which do not depend on the seed."""
+        inputs, targets = self.selected(split, "inputs", "targets")
+        yield signal_segment(inputs, targets, self.pixels)
 
 
 class LRAPathX(LRAPathfinder):

@@ -12,7 +12,7 @@ from pydantic import Field
 from subquad.suite.contracts import Segment, TaskSpec
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError
-from subquad.tasks.data.stored import StoredTask
+from subquad.tasks.data.stored import ChosenTask
 from subquad.tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment
 
 NAMES = {"train": "train", "valid": "eval", "test": "test"}
@@ -29,7 +29,7 @@ def _path(folder: Path, split: str) -> Path | None:
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
-class LRARetrieval(StoredTask):
+class LRARetrieval(ChosenTask):
     """Whether two papers of the ACL Anthology Network are linked by a citation, LRA's `Retrieval`.
 
         input   P a p e r _ o n e ... <end> <pad> | A n o t h e r ... <end> <pad>    (2 x 4000 bytes, two towers)
@@ -74,7 +74,7 @@ class LRARetrieval(StoredTask):
 
     @property
     def stand_in(self) -> str:
-        counts = {split: len(self.arrays()[f"{split}.targets"]) for split in NAMES}
+        counts = self.counts()
         return "" if counts == PAIRS else f"{sum(counts.values())} pairs; the release has {sum(PAIRS.values())}"
 
     def reading(self) -> Mapping[str, Any]:
@@ -130,6 +130,4 @@ class LRARetrieval(StoredTask):
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        arrays = self.arrays()
-        yield sequence_segment(*(np.array(arrays[f"{split}.{part}"]) for part in ("inputs", "ends", "targets")))
+        yield sequence_segment(*self.selected(split, "inputs", "ends", "targets"))

@@ -150,7 +150,5 @@ class LRAText(ChosenTask):
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
         """The rows of a split, which do not depend on the seed."""
-        self.check_split(split)
-        part, rows = self.chosen(split)
-        inputs, ends, targets = (self.arrays()[f"{part}.{name}"] for name in ("inputs", "ends", "targets"))
-        yield sequence_segment(inputs[rows], ends[rows, None], targets[rows])
+        inputs, ends, targets = self.selected(split, "inputs", "ends", "targets")
+        yield sequence_segment(inputs, ends[:, None], targets)

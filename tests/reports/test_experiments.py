@@ -72,8 +72,9 @@ def runs_of(name: str, scale: str, data: Path):
             level = tmp_path / f"pathfinder{size}" / LEVEL
             for folder in (level / "metadata", level / "imgs"):
                 folder.mkdir(parents=True, exist_ok=True)
-            (level / "metadata" / "1.npy").write_text("imgs sample_0.png 0 1\n")
-            (level / "imgs" / "sample_0.png").write_text("made up")
+            # the splits are tenths of the pictures
+            (level / "metadata" / "1.npy").write_text("imgs sample_0.png 0 1\n" * 10)
+            pytest.importorskip("PIL.Image").new("L", (size, size)).save(level / "imgs" / "sample_0.png")
             overrides = [f"task.data={tmp_path}"]
     if "lra-retrieval" in tasks:
         for part in ("train", "eval", "test"):

@@ -63,6 +63,13 @@ def test_few_pictures_and_generated_ones_are_stand_in_data(folder):
     assert LRAPathfinder(pictures="generated").stand_in == "200000 pictures of our own generator"
 
 
+def nine(metadata):
+    """Leaves nine of the pictures, of which a tenth is none."""
+    (metadata / "10.npy").unlink()
+    lines = (metadata / "2.npy").read_text().splitlines()
+    (metadata / "2.npy").write_text("\n".join(lines[:9]))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -75,12 +82,13 @@ def test_few_pictures_and_generated_ones_are_stand_in_data(folder):
         (lambda level: (level / "metadata" / "2.npy").write_bytes(b"imgs/2 \0 0 1\n"), r"2.npy: line 1 names no"),
         (lambda level: (level / "metadata" / "2.npy").write_bytes(b"imgs/2 \xff 0 1\n"), r"cannot be read"),
         (lambda level: [path.unlink() for path in (level / "metadata").iterdir()], r"no metadata in"),
+        (lambda level: nine(level / "metadata"), r"leaves no row for the valid split; add data"),
     ],
 )
 def test_damage_is_named(folder, damage, message):
     damage(folder / "pathfinder32" / "curv_contour_length_14")
     with pytest.raises(DataError, match=message):
-        only(LRAPathfinder(data=folder), "train")
+        LRAPathfinder(data=folder).fingerprint()
 
 
 def test_missing_data_say_what_to_do():

@@ -3,6 +3,7 @@
 import pytest
 
 from subquad.tasks import TASKS
+from subquad.tasks.data.faults import DataError
 
 REFUSED = {
     "associative-recall": [
@@ -104,3 +105,18 @@ REFUSED = {
 def test_what_cannot_work_is_refused(name, words, options):
     with pytest.raises(ValueError, match=words):
         TASKS.load(name)(**options)
+
+
+EMPTY = [
+    ("lra-listops", "basic_{}.tsv", ("train", "val", "test"), "Source\tTarget\n", "no row for the train split; add"),
+    ("lra-retrieval", "new_aan_pairs.{}.tsv", ("train", "eval", "test"), "", "train.tsv: .*; fetch it again"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "parts", "text", "words"), EMPTY)
+def test_tables_without_rows_are_refused_while_a_run_is_planned(tmp_path, name, file, parts, text, words):
+    for part in parts:
+        (tmp_path / file.format(part)).write_text(text)
+    options = {"rows": "files"} if name == "lra-listops" else {}
+    with pytest.raises(DataError, match=words):
+        TASKS.load(name)(data=tmp_path, **options).fingerprint()

@@ -18,11 +18,13 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 import pickle
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,8 +64,24 @@ class Plugin:
 
 def load_plugins(names: Iterable[str]) -> list[Plugin]:
     """The plugins that installed packages offer and those of these names. ValueError for one that cannot be loaded."""
-    offered = [entry.value for entry in importlib.metadata.entry_points(group=GROUP)]
+    offered = _offered(tuple((folder, _changed_at(folder)) for folder in sys.path))
     return [load_plugin(name) for name in dict.fromkeys([*offered, *names])]
+
+
+@lru_cache(maxsize=1)
+def _offered(path: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
+    """The modules that installed packages offer, where `sys.path` has these folders, which changed at these times.
+
+    All packages are read for it, which takes longer than many a call from Python.
+    """
+    return tuple(entry.value for entry in importlib.metadata.entry_points(group=GROUP))
+
+
+def _changed_at(folder: str) -> int:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def load_plugin(name: str) -> Plugin:

@@ -19,6 +19,8 @@ def change_the_interpreter() -> None:
     keep_shapes_and_dtypes()
     keep_types_of_operations()
     keep_what_operators_compute()
+    keep_how_memory_is_read_and_written()
+    make_constants_once()
     spare_unused_checks_in_the_interpreter()
 
 
@@ -111,6 +113,10 @@ def patch_the_language_once_a_launch() -> None:
     from triton.runtime import interpreter
 
     patch, patched, parts, changes = interpreter._patch_lang, set(), {}, {}
+    # older versions of Triton keep no record of what they patch
+    if not hasattr(interpreter, "_LangPatchScope"):
+        return
+    nothing = interpreter._LangPatchScope()
 
     def once(fn):
         if fn.__module__ not in parts:
@@ -118,10 +124,10 @@ def patch_the_language_once_a_launch() -> None:
             parts[fn.__module__] = tuple(part in fn.__globals__.values() for part in language)
         # functions that see the same parts of the language need the same patches
         seen = parts[fn.__module__]
-        scope = interpreter._LangPatchScope()
         if seen in patched:
-            return scope
+            return nothing
         patched.add(seen)
+        scope = interpreter._LangPatchScope()
         if seen in changes:
             for change in changes[seen]:
                 scope.set_attr(*change)
@@ -138,9 +144,7 @@ def patch_the_language_once_a_launch() -> None:
         scope.restore = restore_and_forget
         return scope
 
-    # older versions of Triton keep no record of what they patch
-    if hasattr(interpreter, "_LangPatchScope"):
-        interpreter._patch_lang = once
+    interpreter._patch_lang = once
 
 
 def find_members_once() -> None:
@@ -367,6 +371,91 @@ def keep_what_operators_compute() -> None:
     names = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "or", "xor")
     for name in (*names, "lt", "le", "gt", "ge", "eq", "ne"):
         setattr(tensor, f"__{name}__", kept(getattr(tensor, f"__{name}__").__wrapped__))
+
+
+def keep_how_memory_is_read_and_written() -> None:
+    """Let Triton find once a kind of operands how a load or a store repeats them and which type it has.
+
+    Triton 3.9 goes through twenty functions at every access. What converts an operand first is not kept.
+    """
+    from triton.language import core, tensor
+    from triton.runtime import interpreter
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    native, last = interpreter._interpreter, None
+    load, store = core.load.__wrapped__, core.store.__wrapped__
+    masked_load, masked_store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def load_and_note(self, pointers, mask, other, *rest):
+        nonlocal last
+        handle = masked_load(self, pointers, mask, other, *rest)
+        other = np.zeros_like(handle.data) if other is None else other.data
+        last = mask.data, other, handle
+        return handle
+
+    def store_and_note(self, pointers, value, mask, *rest):
+        nonlocal last
+        last = mask.data, value.dtype
+        return masked_store(self, pointers, value, mask, *rest)
+
+    def kind(x):
+        # not the number itself, since 1 equals True, and 0.0 equals -0.0
+        return x.type.name if type(x) is tensor else (type(x), repr(x))
+
+    def repeated(x, shape):
+        return x if x.shape == shape else np.broadcast_to(x, shape)
+
+    loads, stores = {}, {}
+
+    def load_as_before(pointer, mask=None, other=None, *, _semantic=None, **hints):
+        key = pointer.type.name, kind(mask), kind(other)
+        found = loads.get(key)
+        if found is None:
+            result = load(pointer, mask, other, _semantic=_semantic, **hints)
+            everywhere, rest, handle = last
+            if result.handle is handle and type(other) is not tensor and (mask is None or type(mask) is tensor):
+                loads[key] = everywhere, rest, result.type, result.type.scalar
+            return result
+        everywhere, rest, to, dtype = found
+        where = everywhere if mask is None else repeated(mask.handle.data, rest.shape)
+        data = native.load(repeated(pointer.handle.data, rest.shape), where, rest, rest.dtype)
+        return tensor(TensorHandle(data, dtype), to)
+
+    def store_as_before(pointer, value, mask=None, *, _semantic=None, **hints):
+        key = pointer.type.name, kind(value), kind(mask)
+        found = stores.get(key)
+        if found is None:
+            store(pointer, value, mask, _semantic=_semantic, **hints)
+            if type(value) is tensor and value.dtype is last[1] and (mask is None or type(mask) is tensor):
+                stores[key] = last[0]
+            return
+        shape = found.shape
+        where = found if mask is None else repeated(mask.handle.data, shape)
+        native.store(repeated(pointer.handle.data, shape), repeated(value.handle.data, shape), where)
+
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = load_and_note, store_and_note
+    core.load.__wrapped__, core.store.__wrapped__ = load_as_before, store_as_before
+
+
+def make_constants_once() -> None:
+    """Let Triton make a range or a block of one number once; no operation changes an operand."""
+    from triton.language import core, tensor
+
+    def once(make):
+        def constant(*args, _semantic=None, **more):
+            given = *args, *more.items()
+            if any(type(x) is tensor for x in given):
+                return make(*args, _semantic=_semantic, **more)
+            # 1 equals True, and 0.0 equals -0.0
+            key = repr(given)
+            if key not in made:
+                made[key] = make(*args, _semantic=_semantic, **more)
+            return made[key]
+
+        made = {}
+        return constant
+
+    core.arange.__wrapped__, core.full.__wrapped__ = once(core.arange.__wrapped__), once(core.full.__wrapped__)
 
 
 def spare_unused_checks_in_the_interpreter() -> None:

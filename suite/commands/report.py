@@ -146,6 +146,9 @@ def report(
         raise ValueError("report --by: name the experiment whose runs to show")
     if against is not None and (by or every or paper or experiment in (None, TABLES, KERNELS, ARENA)):
         raise ValueError("report --against: name the one experiment whose rows to compare, without --by")
+    if against is not None and chosen in (Format.png, Format.pdf):
+        # said before all pairs of rows are compared
+        raise ValueError(f"report {experiment} --against: this table has no figure; give --format md, latex or html")
     if row and against is None:
         raise ValueError("report --row: give --against, the row that these rows are compared with")
     of_kernels = figure in (FigureKind.changes, FigureKind.shares)

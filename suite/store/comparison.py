@@ -21,7 +21,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -275,6 +275,18 @@ def _noise(values: Iterable[Value]) -> float:
     return max(within, between)
 
 
+@lru_cache(maxsize=8)
+def _splits(total: int, n: int) -> np.ndarray:
+    """The first of two parts of `total` values, of n values each, [splits, n]: all ways to deal them out, or some.
+
+    An interval asks for the same ones sixty times.
+    """
+    if math.comb(total, n) <= MOST_SPLITS:
+        return np.array(list(itertools.combinations(range(total), n)))
+    random = np.random.default_rng(0)
+    return random.permuted(np.tile(np.arange(total), (MOST_SPLITS, 1)), axis=1)[:, :n]
+
+
 def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     """p of the two-sided permutation test on the difference of the means, exact for up to MOST_SPLITS splits."""
     pooled = np.array([*a, *b], dtype=float)
@@ -283,12 +295,7 @@ def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
     # sums of the same numbers in another order differ by rounding
     least = observed - 1e-12 * float(np.abs(pooled).max())
     exact = math.comb(total, n) <= MOST_SPLITS
-    if exact:
-        chosen = np.array(list(itertools.combinations(range(total), n)))
-    else:
-        random = np.random.default_rng(0)
-        chosen = random.permuted(np.tile(np.arange(total), (MOST_SPLITS, 1)), axis=1)[:, :n]
-    sums = pooled[chosen].sum(axis=1)
+    sums = pooled[_splits(total, n)].sum(axis=1)
     differences = np.abs(sums / n - (pooled.sum() - sums) / (total - n))
     hits = int((differences >= least).sum())
     return hits / len(differences) if exact else (1 + hits) / (1 + len(differences))

@@ -136,7 +136,7 @@ REFUSED = [
     ("report quickstart --out x.xls", "--out x.xls: the ending must be one of .png, "),
     ("report quickstart --out docs", "--out docs: this is a folder"),
     ("report tables --out x.png", "tables: this table has no figure"),
-    ("report h3/table2 --against H3 --results results/reference --out x.png", "h3/table2: this table has no figure"),
+    ("report h3/table2 --against H3 --out x.png", "report h3/table2 --against: this table has no figure"),
     ("report h3/table2 --by train.lr --results results/reference --out x.png", "h3/table2: this table has no figure"),
     ("report quickstart --update-docs", "--update-docs writes all documents", "nothing beside it"),
     # elsewhere

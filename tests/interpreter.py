@@ -20,6 +20,7 @@ def change_the_interpreter() -> None:
     keep_types_of_operations()
     keep_what_operators_compute()
     keep_how_memory_is_read_and_written()
+    keep_types_of_products()
     make_constants_once()
     spare_unused_checks_in_the_interpreter()
 
@@ -281,6 +282,13 @@ def keep_types_of_operations() -> None:
     def unwrap_if_needed(x):
         return x if type(x) in whole else x.value if type(x) is constexpr else unwrap(x)
 
+    to = tensor.to.__wrapped__
+
+    def to_if_needed(self, dtype, *rest, _semantic=None, **more):
+        if rest or more or type(dtype) is not core.dtype:
+            return to(self, dtype, *rest, _semantic=_semantic, **more)
+        return cast_if_needed(self, dtype)
+
     whole = {tensor, bool, int, float, str, type(None), core.dtype}
 
     indexed = {}
@@ -295,6 +303,7 @@ def keep_types_of_operations() -> None:
         return tensor(TensorHandle(self.handle.data.reshape(to.handle.data.shape), to.dtype), to.type)
 
     semantic.cast = cast_if_needed
+    tensor.to.__wrapped__ = to_if_needed
     semantic.broadcast_impl_value = once_a_kind(semantic.broadcast_impl_value, repeat=True)
     semantic.binary_op_type_checking_impl = once_a_kind(semantic.binary_op_type_checking_impl, repeat=False)
     core._unwrap_if_constexpr = unwrap_if_needed
@@ -435,6 +444,36 @@ def keep_how_memory_is_read_and_written() -> None:
 
     InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = load_and_note, store_and_note
     core.load.__wrapped__, core.store.__wrapped__ = load_as_before, store_as_before
+
+
+def keep_types_of_products() -> None:
+    """Let Triton check the operands of a matrix product, and find its type and its zeros, once a kind of operands."""
+    import triton.language as tl
+    from triton.language import core, tensor
+    from triton.runtime.interpreter import InterpreterBuilder, interpreter_builder
+
+    dot, products, zeros = core.dot.__wrapped__, {}, None
+    create_dot = InterpreterBuilder.create_dot
+
+    def create_and_note(self, a, b, start, *rest):
+        nonlocal zeros
+        zeros = start
+        return create_dot(self, a, b, start, *rest)
+
+    def dot_as_before(a, b, acc=None, *rest, _semantic=None, **more):
+        key = a.type.name, b.type.name, None if acc is None else acc.type.name, repr(rest), repr(more)
+        found = products.get(key)
+        if found is None:
+            result = dot(a, b, acc, *rest, _semantic=_semantic, **more)
+            if a.dtype in (tl.float16, tl.bfloat16, tl.float32) and result.type.is_block() and len(a.shape) < 4:
+                products[key] = result.type, None if acc is not None else zeros
+            return result
+        to, start = found
+        start = acc.handle if start is None else start
+        return tensor(create_dot(interpreter_builder, a.handle, b.handle, start, None, 0), to)
+
+    InterpreterBuilder.create_dot = create_and_note
+    core.dot.__wrapped__ = dot_as_before
 
 
 def make_constants_once() -> None:

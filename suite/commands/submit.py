@@ -111,7 +111,9 @@ def submit(
 
 def boards(repository: Repository) -> dict[str, ExperimentConfig]:
     """The experiments that take submissions."""
-    return {one.name: one.config for one in repository.every_experiment() if one.config.budget is not None}
+    # a grid that reads the rows of another one has the budget of that one
+    found = repository.every_experiment(words=("budget", "reads"))
+    return {one.name: one.config for one in found if one.config.budget is not None}
 
 
 def _offer(

@@ -280,7 +280,7 @@ def bomb(template):
 
 
 BAD_FILES = [
-    *("a: [", "- 1\n- 2\n", "title: x\nbaseline: 3\n", "", "\0", "7", "&a [*a]", "&a {title: *a}", "[" * 2000),
+    *("a: [", "- 1\n- 2\n", "title: x\nbaseline: 3\n", "", "\0", "7", "&a [*a]", "&a {title: *a}", "[" * 1000),
     *(
         f"title: x\nbaseline: {{task: {{}}}}\n{more}\n"
         for more in (

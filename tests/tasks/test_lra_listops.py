@@ -185,7 +185,7 @@ ORACLE = Path(__file__).with_name("listops_oracle.csv")
     ("language", "rate", "differs"),
     [
         (Language(), 0.25, False),
-        (Language(), 0.24, True),
+        pytest.param(Language(), 0.24, True, marks=pytest.mark.slow),
         pytest.param(Language(max_args=9), 0.25, True, marks=pytest.mark.slow),
         pytest.param(Language(max_depth=9), 0.25, True, marks=pytest.mark.slow),
         pytest.param(Language(min_length=480), 0.25, True, marks=pytest.mark.slow),
@@ -202,6 +202,7 @@ def test_only_the_language_of_the_release_is_distributed_as_its_rows(monkeypatch
     assert bool(found := unlike(theirs, ours)) == differs, found
 
 
+@pytest.mark.slow
 def test_the_table_of_lras_rows_is_that_of_the_rows(shared):
     numbers = {word: number for number, word in enumerate(TOKENS)}
     rows = []

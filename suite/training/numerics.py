@@ -61,11 +61,17 @@ def _settings() -> dict[str, Any]:
     }
 
 
+def _be_deterministic(wanted: bool) -> None:
+    # even to set what is set, torch imports its compiler, which takes a second
+    if torch.are_deterministic_algorithms_enabled() != wanted:
+        torch.use_deterministic_algorithms(wanted)
+
+
 def _set(settings: dict[str, Any]) -> None:
     products, tf32, benchmark, deterministic, dtype, grad, threads = settings.values()
     torch.set_float32_matmul_precision("highest" if products == "another" else products)
     torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = tf32, benchmark
-    torch.use_deterministic_algorithms(deterministic)
+    _be_deterministic(deterministic)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(grad)
     torch.set_num_threads(threads)
@@ -99,7 +105,7 @@ def numerics(precision: Precision, *, deterministic: bool = False) -> Iterator[N
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = False
-    torch.use_deterministic_algorithms(deterministic)
+    _be_deterministic(deterministic)
     # memory-efficient and flash attention add gradients with atomics, in an order that differs between two calls
     backends = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with backends if deterministic else contextlib.nullcontext():

@@ -92,7 +92,10 @@ def _on_resolved_signs(backward: Callable[..., Gradients]) -> Callable[..., Grad
 
 
 def _with_signs(x: Tensor | None) -> Tensor | None:
-    return x.resolve_conj().resolve_neg() if x is not None and (x.is_neg() or x.is_conj()) else x
+    # the compiler knows no lazy signs, and stops at these questions
+    if x is None or torch.compiler.is_compiling() or not (x.is_neg() or x.is_conj()):
+        return x
+    return x.resolve_conj().resolve_neg()
 
 
 def _name(function: type) -> str:

@@ -64,6 +64,11 @@ def record(op: str, backend: str) -> None:
         used[name] = {"version": VERSIONS[name], "backend": "+".join(sorted(backends, reverse=True))}
 
 
+# torch.compile cannot trace a context variable, so it records while it traces; `torch.compiler.assume_constant_result`
+# sets the same mark, and imports for that as much as torch itself
+record._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 @functools.cache
 def triton_missing() -> str | None:
     """The reason why Triton cannot be imported or is too old, or None."""

@@ -141,6 +141,9 @@ def prepared(
         base_lr = [part.lr or train.lr for part in groups]
         optimizer = _optimizer(train, groups, base_lr, device, recorded)
         torch.manual_seed(torch_seed(run.seed, "dropout"))
+        if train.compile:
+            # operators are recorded while they are traced, and code of an earlier run would not be traced again
+            torch.compiler.reset()
         yield Prepared(
             splits=splits,
             order=order,

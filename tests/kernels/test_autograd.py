@@ -104,7 +104,7 @@ class Cube(Function):
 def test_a_function_can_be_compiled():
     """Dynamo knows no `apply` but torch's own."""
     x = leaf(3)
-    y = torch.compile(lambda x: 2 * Cube.apply(x), backend="aot_eager")(x)
+    y = torch.compile(lambda x: 2 * Cube.apply(x), backend="aot_eager", fullgraph=True)(x)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(y, 2 * x**3)
     torch.testing.assert_close(gradient, 6 * x**2)

@@ -98,6 +98,23 @@ def test_plain_pytorch_returns_float32_that_no_parameter_in_half_precision_has_r
         assert_equals_plain_pytorch(op, None, inputs, exact=op, floors=floors)
 
 
+# those of complex parameters ask a dtype for its real one, and sequences of one length repeat an input of a gradient
+IN_PARTS = ("cauchy", "delta_rule", "h3_inner_step", "lti_ssm", "lti_ssm_step", "ssm_kernel")
+QUICK = ("causal_conv1d", "norm", "swiglu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(op, marks=[pytest.mark.slow] * (op not in QUICK)) for op in OPERATORS if op not in IN_PARTS],
+)
+def test_the_compiler_takes_an_operator_as_one_graph(name):
+    operator = Operator(load(name), (torch.float32,), compiled=False)
+    torch.compiler.reset()
+    (call,) = operator.once(1)
+    compiled = torch.compile(operator.function(call), backend="eager", fullgraph=True, dynamic=False)
+    operator.expected(call.shape, call.dtype).assert_met_by(compiled, "cpu")
+
+
 @pytest.mark.parametrize("name", [name for name in OPERATORS if name.endswith("_step")])
 def test_a_step_in_plain_pytorch_is_exact_in_double_precision(name):
     lines = broken(Operator(load(name), dtypes=(torch.float64,), compiled=False), laws.ACCURACY)

@@ -1,8 +1,11 @@
-"""A model trains all of its parameters and nothing else."""
+"""What a run is prepared with: a model trains all of its parameters and nothing else, and operators are recorded."""
+
+import functools
 
 import pytest
 import torch
 
+from subquad.kernels.backend import record, record_operators
 from subquad.suite.contracts import ParamGroup
 from subquad.suite.runs import RunEnded
 from subquad.suite.training import trainer
@@ -26,3 +29,20 @@ def test_groups_that_have_not_exactly_the_parameters_are_refused_before_the_firs
     with pytest.raises(RunEnded, match=words):
         one()
     assert one.step == 0
+
+
+def test_every_compiled_run_records_its_operators(monkeypatch):
+    forward = ToyModel.forward
+
+    def calls_an_operator(self, *inputs):
+        if self.training:
+            record("fft_conv", "torch")
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(ToyModel, "forward", calls_an_operator)
+    # the default backend starts a compiler of C++
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    for seed in range(2):
+        with record_operators() as used:
+            trainer.Trainer(make_run(train={"compile": True}, seed=seed), torch.device("cpu"))()
+        assert list(used) == ["fft_conv"], seed

@@ -126,13 +126,13 @@ NOTES = (
     "other device: times, speeds and memory of another device or protocol, which are not compared.",
     "other data: ours is of stand-in data. not run: not at the paper's scale, or a run was lost.",
     "claims: of the papers, each counted once; reduced: checked at a smaller scale. (2‡): so many of them rest on a "
-    "cell of fewer than three seeds.",
+    "cell of fewer than three seeds. not run (3†): so many of them have a verdict at a smaller scale.",
 )
 
 
 def counts_of(board: Board) -> list[tuple[str, Counter[str]]]:
     """Each folder that has counts, the sum over the four papers if there are several, and the sum over all."""
-    found = [(report.experiment, count(report)) for report in board.reports]
+    found = [(report.experiment, count(report, board.others)) for report in board.reports]
     folders = [(folder, total(each for name, each in found if folder_of(name) == folder)) for folder in board.folders]
     papers = [each for folder, each in folders if folder in PAPERS]
     sums = [(FOUR, total(papers))] if len(papers) > 1 else []
@@ -143,7 +143,7 @@ def overview(board: Board) -> Document:
     """The scoreboard: a line for each folder where there are several, and one for each experiment that has a count,
     those with most numbers that are not run first. The scoreboard of one paper lists its claims, too. The picture of
     several folders has a bar for each of the four papers, and that of one a bar for each experiment."""
-    lines = [(report, count(report)) for report in board.reports]
+    lines = [(report, count(report, board.others)) for report in board.reports]
     lines = sorted(((r, each) for r, each in lines if each), key=lambda line: (-line[1]["not run"], line[0].experiment))
     table = [((r.experiment, r.scale), each, (claims_text(each, prefix(r)),)) for r, each in lines]
     names = ("experiment", "scale")

@@ -30,6 +30,8 @@ CLAIMS = ("hold", "fail", "unclear", "not run")
 """Verdicts of claims that a paper makes and that no other claim implies."""
 FEW_CLAIMS = ", few seeds"
 """End of the names under which claims that rest on a cell of fewer than three seeds are counted once more."""
+CHECKED = ", reduced"
+"""End of the name under which claims not run at the paper's scale are counted once more where another scale has run."""
 SIZES = ("K", "M", "B", "tokens", "M tokens", "steps", "sequences", "days", "multiple of L*d", "x L*d")
 """Units of published settings and sizes, which no run measures."""
 NO_RESULTS = re.compile(r"settings|figures of others")
@@ -43,11 +45,12 @@ VERDICTS = {"agrees": "agree", "better": "better", "unclear": "unclear"}
 SHARED = {"at chance": "at chance", "other device": "other device", "other protocol": "other device"}
 
 
-def count(report: Report) -> Counter[str]:
+def count(report: Report, others: Iterable[Report] = ()) -> Counter[str]:
     """The published numbers and claims of an experiment: `published`, `in a grid`, each of `CELLS`, and `claims: ...`.
 
     Claims that were checked at a reduced scale are counted apart, as `reduced claims: ...`. Those that rest
-    on a cell of fewer than three seeds are counted once more, as `claims: hold, few seeds`.
+    on a cell of fewer than three seeds are counted once more, as `claims: hold, few seeds`, and so are those that are
+    not run, but have a verdict in one of `others`, reports at reduced scales: as `claims: not run, reduced`.
     """
     found: Counter[str] = Counter()
     cells = {(cell.row, cell.column): cell for cell in report.cells}
@@ -59,9 +62,13 @@ def count(report: Report) -> Counter[str]:
             found["in a grid"] += in_grid
             if cell is not None and in_grid:
                 found[kind(report, cell)] += 1
+    smaller = [other for other in others if other.reduced and other.experiment == report.experiment]
+    checked = {claim.text for other in smaller for claim in other.claims if claim.verdict != "not run"}
     for claim in counted_claims(report):
         name = f"{prefix(report)}{_kind_of_claim(claim)}"
         found.update([name, f"{name}{FEW_CLAIMS}"] if FEW_SEEDS in claim.marks else [name])
+        if claim.verdict == "not run" and not report.reduced:
+            found[f"{name}{CHECKED}"] += claim.text in checked
     return found
 
 
@@ -97,16 +104,20 @@ def _kind_of_claim(claim: Claim) -> str:
 
 
 def claims_text(counts: Mapping[str, int], start: str = "claims: ") -> str:
-    """`8 hold (2‡) · 1 fail · 1 unclear · 0 not run`; empty where no claim is counted.
+    """`8 hold (2‡) · 1 fail · 1 unclear · 4 not run (3†)`; empty where no claim is counted.
 
-    In brackets, how many of those that hold or fail rest on a cell of fewer than three seeds.
+    In brackets, how many of those that hold or fail rest on a cell of fewer than three seeds, and how many of those
+    that are not run have a verdict at a reduced scale.
     """
     numbers = {name: counts.get(start + name, 0) for name in CLAIMS}
-    few = {name: counts.get(f"{start}{name}{FEW_CLAIMS}", 0) for name in ("hold", "fail")}
-    words = (
-        f"{number} {name}" + f" ({few.get(name)}{FEW_SEEDS})" * bool(few.get(name)) for name, number in numbers.items()
-    )
-    return " · ".join(words) if any(numbers.values()) else ""
+    marks = {"hold": (FEW_CLAIMS, FEW_SEEDS), "fail": (FEW_CLAIMS, FEW_SEEDS), "not run": (CHECKED, REDUCED)}
+
+    def words(name: str) -> str:
+        end, mark = marks.get(name, ("", ""))
+        of_these = counts.get(f"{start}{name}{end}", 0) if end else 0
+        return f"{numbers[name]} {name}" + f" ({of_these}{mark})" * bool(of_these)
+
+    return " · ".join(map(words, CLAIMS)) if any(numbers.values()) else ""
 
 
 def total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:

@@ -144,7 +144,7 @@ def _where(board: Board, runs: Sequence[StoredRun]) -> str:
 
 
 def _experiment(report: Report, board: Board, counted: bool) -> dict[str, Any]:
-    counts = count(report)
+    counts = count(report, board.others)
     return {
         "folder": folder_of(report.experiment),
         "title": report.title,

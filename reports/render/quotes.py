@@ -346,12 +346,14 @@ class CommittedRows:
         named = [known for known in self.experiments if known == name or known.partition("/")[0] in folders]
         if not named:
             raise ValueError(f"count: there is no experiment and no folder {name!r}")
-        return total(count(self._counted(experiment)) for experiment in named)
+        return total(map(self._counted, named))
 
-    def _counted(self, experiment: str) -> Report:
+    def _counted(self, experiment: str) -> Mapping[str, int]:
         config = self.config(experiment)
         stored = {run.scale for run in self.committed(experiment)}
-        return self.report(experiment, pick_scale(config, stored, scale_to_count(config)))
+        scale = pick_scale(config, stored, scale_to_count(config))
+        others = [self.report(experiment, other) for other in sorted(stored - {scale}) if other in config.scales]
+        return count(self.report(experiment, scale), others)
 
     def _having(self, experiment: str, scale: str, key: str) -> list[tuple[object, set[int]]]:
         """The values that runs have under a key, each with the places of its runs in `stored`."""

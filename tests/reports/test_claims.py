@@ -151,6 +151,12 @@ def test_the_counts_say_how_many_claims_rest_on_fewer_than_three_seeds(make):
     assert claims_text(small, "reduced claims: ") == "1 hold (1‡) · 1 fail (1‡) · 0 unclear · 1 not run"
 
 
+def test_the_counts_say_how_many_claims_that_are_not_run_have_a_verdict_at_a_reduced_scale(make):
+    claims = "claim,left,comparison,right,source\na,H3 | AR,>,90,s\nb,S4D | AR,>,90,s\n"
+    paper, small = make(claims=claims), make(*three(scale="small"), claims=claims, scale="small")
+    assert claims_text(count(paper, [small])) == "0 hold · 0 fail · 0 unclear · 2 not run (1†)"
+
+
 def test_a_claim_carries_every_mark_of_its_cells(make):
     claims = "claim,left,comparison,right,source\na,H3 | AR,>,S4D | AR,s\n"
     runs = [make_run(columns=used(1, "triton")), make_run(seed=1, columns=used(2, "triton"))]

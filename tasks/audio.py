@@ -218,7 +218,6 @@ class Recordings(NextSample):
         return rows
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         samples, rows = self.arrays()["samples"], self._rows(split)
         levels = np.full((len(rows), self.length), ZERO, dtype=np.uint8)

@@ -117,6 +117,5 @@ class ImageFolder(ChosenTask):
         return part, rows
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         inputs, targets = self.selected(split, "inputs", "targets")
         yield signal_segment(inputs, targets, self.pixels)

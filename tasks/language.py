@@ -276,7 +276,6 @@ class LanguageTask(StoredTask):
             )
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         yield self.cut(split, self.length)
 

@@ -125,7 +125,6 @@ class SC09(SpokenWords, NextSample):
         return {split: np.array([number[clip] for clip in clips], dtype=np.int64) for split, clips in splits.items()}
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         self.check_split(split)
         yield self.shifted(self.arrays()["levels"][self._rows()[split]])
 

@@ -381,7 +381,6 @@ class SpeechCommands(SpokenWords):
         return chosen
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         # the source has a validation split of its own under either policy
         self.check_split(split)
         arrays, chosen = self.arrays(), self._chosen()

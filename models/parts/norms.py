@@ -68,9 +68,9 @@ class RMSNorm(nn.RMSNorm):
         )
 
 
-def unit(x: Tensor, *, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(|x|^2 + eps) over the last axis, computed in float32 or wider and rounded to the dtype of x."""
-    return norm(x, None, kind="l2", eps=eps)
+def unit(x: Tensor) -> Tensor:
+    """x / sqrt(|x|^2 + 1e-6) over the last axis, computed in float32 or wider and rounded to the dtype of x."""
+    return norm(x, None, kind="l2", eps=1e-6)
 
 
 class HeadNorm(nn.GroupNorm):

@@ -38,14 +38,14 @@ def terminal(document: Document, width: int | None = None, *, color: bool = Fals
     below. Without a width, lines are as long as they need to be.
     color: give verdicts a colour, by codes of a terminal.
     """
-    out = [*_wrapped(document.title, width, indent=2), *_wrapped(document.where, width, indent=2), ""]
+    out = [*_wrapped(document.title, width), *_wrapped(document.where, width), ""]
     for grid in document.grids:
         if grid.heading:
             out += ["", grid.heading]
         out += _fitted(grid, width, color)
         if not grid.heading:
-            out += ["", *(line for note in document.notes for line in _wrapped(note, width, indent=2))]
-    out += ["", *(line for text in document.provenance for line in _wrapped(text, width, indent=2))]
+            out += ["", *(line for note in document.notes for line in _wrapped(note, width))]
+    out += ["", *(line for text in document.provenance for line in _wrapped(text, width))]
     return "\n".join(out).rstrip() + "\n"
 
 
@@ -135,10 +135,10 @@ def _spans(grid: Grid, widths: Sequence[int], columns: Sequence[int]) -> str:
     return GAP.join(parts).rstrip()
 
 
-def _wrapped(text: str, width: int | None, indent: int) -> list[str]:
+def _wrapped(text: str, width: int | None) -> list[str]:
     if width is None:
         return [text]
-    return textwrap.wrap(text, width, subsequent_indent=" " * indent) or [""]
+    return textwrap.wrap(text, width, subsequent_indent="  ") or [""]
 
 
 def markdown(document: Document) -> str:

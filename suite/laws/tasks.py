@@ -37,9 +37,9 @@ def split(task: Any, name: str, seed: int = 0) -> list[Segment]:
     return [task.block(seed, 0, FRESH_ROWS)] if endless else list(task.segments(name, seed))
 
 
-def everything(task: Any, seed: int = 0) -> list[Segment]:
+def everything(task: Any) -> list[Segment]:
     """The segments of all three splits."""
-    return [segment for name in SPLITS for segment in split(task, name, seed)]
+    return [segment for name in SPLITS for segment in split(task, name)]
 
 
 def digest(segments: list[Segment], *, signals: bool = False) -> str:

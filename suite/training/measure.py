@@ -105,12 +105,12 @@ class Stopwatch:
         return seconds
 
 
-def rate(call: Callable[[], object], count: float, device: torch.device, *, budget_s: float = 0.5) -> list[float]:
-    """Samples of count / time for a call: at least 3 and at most 20, within about `budget_s` after one warm-up."""
+def rate(call: Callable[[], object], count: float, device: torch.device) -> list[float]:
+    """Samples of count / time for a call: at least 3 and at most 20, within about half a second after one warm-up."""
     call()
     samples: list[float] = []
     begin = time.perf_counter()
-    while len(samples) < 3 or (len(samples) < 20 and time.perf_counter() - begin < budget_s):
+    while len(samples) < 3 or (len(samples) < 20 and time.perf_counter() - begin < 0.5):
         synchronize(device)
         start = time.perf_counter()
         call()

@@ -217,7 +217,7 @@ class TellsLeakage(Protocol):
         ...
 
 
-def leakage(task: TaskBase, seed: int = 0) -> dict[str, int]:
+def leakage(task: TaskBase) -> dict[str, int]:
     """Number of rows of a later split whose inputs are also in an earlier one, and of rows that train repeats.
 
     `{"train & valid": 3, ...}` counts rows of the second split, not pairs of rows. A task that is
@@ -225,7 +225,7 @@ def leakage(task: TaskBase, seed: int = 0) -> dict[str, int]:
     """
     if isinstance(task, TellsLeakage):
         return task.shared_rows()
-    hashes = {split: _row_hashes(list(task.segments(split, seed))) for split in SPLITS}
+    hashes = {split: _row_hashes(list(task.segments(split, 0))) for split in SPLITS}
     known = {split: set(found) for split, found in hashes.items()}
     result = {"repeats in train": len(hashes["train"]) - len(known["train"])}
     for first, second in (("train", "valid"), ("train", "test"), ("valid", "test")):

@@ -263,7 +263,6 @@ class LRAImage(ChosenTask):
         return part, rows
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         inputs, targets = self.selected(split, "inputs", "targets")
         yield signal_segment(inputs, targets, self.pixels, 122.6 / 255, 61 / 255)
 

@@ -19,7 +19,7 @@ from subquad.tasks.data import DataError
 from subquad.tasks.data.parallel import in_order
 from subquad.tasks.data.stored import ChosenTask
 from subquad.tasks.lra.expressions import CHUNK, END, PAD, TOKENS, Language, draw
-from subquad.tasks.lra.text import sequence_segment
+from subquad.tasks.lra.text import sequence_segment, table_of, tables_of
 
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 ENDINGS = ("", ".gz", ".xz")
@@ -91,11 +91,6 @@ class LRAListOps(ChosenTask):
     def _language(self) -> Language:
         return Language(self.max_depth, self.max_args, self.min_length, self.max_length)
 
-    @staticmethod
-    def _path(folder: Path, split: str) -> Path | None:
-        names = (f"{FILES[split]}{ending}" for ending in ENDINGS)
-        return next((folder / name for name in names if (folder / name).is_file()), None)
-
     @property
     def prepared_by(self) -> str:
         return f"{self.name} --set rows={self.rows}"
@@ -104,16 +99,10 @@ class LRAListOps(ChosenTask):
     def folder(self) -> Path:
         names = ("listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000", "listops")
         layout = "basic_{train,val,test}.tsv"
-        return self.find(names, lambda path: self._path(path, "train") is not None, layout)
+        return self.find(names, lambda path: table_of(path, FILES["train"], ENDINGS) is not None, layout)
 
     def files(self, folder: Path) -> list[Path]:
-        found = []
-        for split in SPLITS:
-            path = self._path(folder, split)
-            if path is None:
-                raise DataError(f"{self.name}: {FILES[split]} is not in {folder}; restore it.")
-            found.append(path)
-        return found
+        return tables_of(self.name, folder, FILES.values(), ENDINGS)
 
     def reading(self) -> Mapping[str, Any]:
         if not self.generated:
@@ -186,7 +175,6 @@ class LRAListOps(ChosenTask):
         return arrays
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         inputs, ends, targets = self.selected(split, "inputs", "ends", "targets")
         yield sequence_segment(inputs, ends[:, None], targets)
 

@@ -137,7 +137,6 @@ class LRAPathfinder(ChosenTask):
         return "", order[slice(*bounds[split])]
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         inputs, targets = self.selected(split, "inputs", "targets")
         yield signal_segment(inputs, targets, self.pixels)
 

@@ -13,20 +13,13 @@ from subquad.suite.contracts import Segment, TaskSpec
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError
 from subquad.tasks.data.stored import ChosenTask
-from subquad.tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment
+from subquad.tasks.lra.text import END, VOCAB_SIZE, pack, sequence_segment, table_of, tables_of
 
-NAMES = {"train": "train", "valid": "eval", "test": "test"}
-"""The word for each split in the file names of the release."""
+FILES = {"train": "new_aan_pairs.train.tsv", "valid": "new_aan_pairs.eval.tsv", "test": "new_aan_pairs.test.tsv"}
 PAIRS = {"train": 147_086, "valid": 18_090, "test": 17_437}
 """Number of pairs in the release."""
 ENDINGS = ("", ".gz")
 LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
-
-
-def _path(folder: Path, split: str) -> Path | None:
-    """The file of a split in a folder, or None."""
-    names = (f"new_aan_pairs.{NAMES[split]}.tsv{ending}" for ending in ENDINGS)
-    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 class LRARetrieval(ChosenTask):
@@ -61,16 +54,10 @@ class LRARetrieval(ChosenTask):
     def folder(self) -> Path:
         names = ("tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data", "aan")
         layout = "new_aan_pairs.{train,eval,test}.tsv"
-        return self.find(names, lambda path: _path(path, "train") is not None, layout)
+        return self.find(names, lambda path: table_of(path, FILES["train"], ENDINGS) is not None, layout)
 
     def files(self, folder: Path) -> list[Path]:
-        found = []
-        for split in NAMES:
-            path = _path(folder, split)
-            if path is None:
-                raise DataError(f"{self.name}: new_aan_pairs.{NAMES[split]}.tsv is not in {folder}; restore it.")
-            found.append(path)
-        return found
+        return tables_of(self.name, folder, FILES.values(), ENDINGS)
 
     @property
     def stand_in(self) -> str:
@@ -82,7 +69,7 @@ class LRARetrieval(ChosenTask):
 
     def read(self, folder: Path) -> dict[str, Array]:
         arrays: dict[str, Array] = {}
-        for split, path in zip(NAMES, self.files(folder), strict=True):
+        for split, path in zip(FILES, self.files(folder), strict=True):
             inputs, ends, targets = self._pairs(path)
             arrays |= {f"{split}.inputs": inputs, f"{split}.ends": ends, f"{split}.targets": targets}
         return arrays
@@ -129,5 +116,4 @@ class LRARetrieval(ChosenTask):
         return np.concatenate([rows for rows, _ in sides], axis=1), np.stack([e for _, e in sides], axis=1), labels
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         yield sequence_segment(*self.selected(split, "inputs", "ends", "targets"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,6 +46,21 @@ def sequence_segment(inputs: Array, ends: Array, targets: Array) -> Segment:
         targets=torch.from_numpy(np.ascontiguousarray(targets, dtype=np.int16)),
         positions=torch.from_numpy(np.ascontiguousarray(ends)),
     )
+
+
+def table_of(folder: Path, file: str, endings: Sequence[str]) -> Path | None:
+    """The table of the release with this name in a folder, with the first of these endings that there is, or None."""
+    return next((path for end in endings if (path := folder / f"{file}{end}").is_file()), None)
+
+
+def tables_of(task: str, folder: Path, files: Iterable[str], endings: Sequence[str]) -> list[Path]:
+    """The tables of the release with these names. A DataError names one that is missing."""
+    found = []
+    for file in files:
+        if (path := table_of(folder, file, endings)) is None:
+            raise DataError(f"{task}: {file} is not in {folder}; restore it.")
+        found.append(path)
+    return found
 
 
 FOLDERS = (("neg", 0), ("pos", 1))
@@ -149,6 +164,5 @@ class LRAText(ChosenTask):
         return part, rows
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
-        """The rows of a split, which do not depend on the seed."""
         inputs, ends, targets = self.selected(split, "inputs", "ends", "targets")
         yield sequence_segment(inputs, ends[:, None], targets)

@@ -55,7 +55,7 @@ def test_every_mixer_is_timed():
         assert len(timed) == len(grid.table.rows)
 
 
-@pytest.mark.parametrize(("scale", "parameters"), [("paper", 15e6), ("60m", 60e6)])
+@pytest.mark.parametrize(("scale", "parameters"), [("paper", 15e6), pytest.param("60m", 60e6, marks=pytest.mark.slow)])
 def test_all_networks_of_equal_minutes_have_as_many_parameters(scale, parameters):
     grid = CONFIGS["leaderboard/minutes"]
     resolver = Resolver(TASKS, MODELS, WORKLOADS, without_data=True)

@@ -300,7 +300,7 @@ CHANGES = st.one_of(
 )
 
 
-@cases(8, 100)
+@cases(4, 100)
 def test_any_damage_is_named_or_harmless(tmp_path, examples):
     """Every reader gives the same answer, and none ends with another error than that of a file that it names."""
     config, folder = load_experiment(HOME / "reports/quickstart/grid.yaml"), HOME / "reports/quickstart"

@@ -198,6 +198,7 @@ def test_a_resolved_run_is_json_that_every_reader_takes():
     assert "NaN" not in json.dumps(make_run().resolved, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_the_fast_parser_reads_every_file_of_ours_as_the_slow_one_does():
     files = sorted(Path("reports").rglob("*.yaml"))
     assert files

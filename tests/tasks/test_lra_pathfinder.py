@@ -112,7 +112,7 @@ def test_any_number_of_workers_draws_the_same_bytes():
 PINNED = {(32, 1): "742e19c2b2c26fce", (128, 2): "e72e64646eb72984"}
 
 
-@pytest.mark.parametrize(("size", "margin"), PINNED)
+@pytest.mark.parametrize(("size", "margin"), [(32, 1), pytest.param(128, 2, marks=pytest.mark.slow)])
 def test_pictures_are_pinned(size, margin):
     pictures, labels = draw(0, size, margin, 0)
     assert pictures.shape == (len(labels), size**2)

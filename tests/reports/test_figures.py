@@ -72,10 +72,10 @@ def hard(make, kind, *, columns=4, rows=12, published=False):
         ("cells", {"columns": 9}, "column"),
         ("lines", {"published": True, "rows": 5}, "column"),
         pytest.param("lines", {"rows": 9}, "page", marks=pytest.mark.slow),
-        ("lines", {"rows": 5}, "column"),
+        pytest.param("lines", {"rows": 5}, "column", marks=pytest.mark.slow),
         ("words", {"columns": 7, "rows": 5}, "column"),
         ("successes", {"rows": 3, "columns": 1}, "column"),
-        ("curves", {"rows": 14, "columns": 2}, "page"),
+        pytest.param("curves", {"rows": 14, "columns": 2}, "page", marks=pytest.mark.slow),
         ("curves", {"columns": 1}, "column"),
     ],
 )

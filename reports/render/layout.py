@@ -31,7 +31,7 @@ from subquad.reports.render.plan import make_plan, matches, pick_scale
 from subquad.reports.render.rows import StoredRun, load_runs
 from subquad.suite.registry import nearest
 from subquad.suite.settings.config import ExperimentConfig
-from subquad.suite.settings.grid import iter_keys, lookup, order
+from subquad.suite.settings.grid import iter_keys, lookup, order, refuse_section
 
 UNPUBLISHED = {"oom": "oom", "fails": "fails", "not_reported": "not reported", "not_found": "not found"}
 """First word of a note in expected.csv where the paper has no number, to what the cell shows."""
@@ -319,7 +319,9 @@ def grouped(
     scale = pick_scale(config, {run.scale for run in runs}, scale)
     runs = [run for run in runs if run.scale == scale]
     known = {key for run in runs for key, _ in iter_keys(run.config)}
+    keys = list(dict.fromkeys(keys))
     for key in keys:
+        refuse_section(f"--by {key}", key, known)
         if runs and not any(lookup(run.config, key) is not None for run in runs):
             raise ValueError(f"--by {key}: no stored run of {name} has it{nearest(key, known)}")
     plan = make_plan(config, folder, scale)

@@ -389,6 +389,8 @@ class Filters:
             there = list(self.seen[key].values())
             if not there:
                 continue
+            if any(isinstance(found, Mapping) for found in there):
+                refuse_section(f"--only {key}", key, known())
             is_unknown = None not in wanted and all(found is None for found in there)
             names = sorted(set(known())) if is_unknown else [key]
             if key not in names:
@@ -400,7 +402,7 @@ class Filters:
                 )
             for value in wanted:
                 if not any(_meets(found, value) for found in there):
-                    there_are = [str(found) for found in sorted(there, key=order)]
+                    there_are = [str(found) or "''" for found in sorted(there, key=order)]
                     named = what == "run" and key in ("task.name", "model.name")
                     raise ValueError(
                         f"--only {key}={value}: no {what} has it{nearest(str(value), there_are)}; "
@@ -408,6 +410,13 @@ class Filters:
                         + "; a grid has the names of a plugin only with --plugin FILE_OR_MODULE"
                         * named
                     )
+
+
+def refuse_section(where: str, key: str, known: Iterable[str]) -> None:
+    """Raises ValueError where a key of several settings, such as `train`, is none of the known keys itself."""
+    names = set(known)
+    if key not in names and (below := sorted(name for name in names if name.startswith(f"{key}."))):
+        raise ValueError(f"{where}: {key} has several settings; name one of them, such as {few(below)}")
 
 
 def order(value: Any) -> tuple[bool, float, str]:

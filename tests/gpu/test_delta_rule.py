@@ -105,6 +105,34 @@ def test_packed_sequences_equal_separate_ones():
     assert_right(inputs, plain=None, cu_seqlens=torch.tensor(ends))
 
 
+@pytest.mark.parametrize(("heads", "length"), [(0, 128), (6, 256), (6, 2048)])
+@pytest.mark.parametrize("decay", ["head", "shared"])
+def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatch):
+    """Views of rows with gaps, a tenth of the steps that keep nothing, and a head for each multiprocessor.
+
+    No other test has as many heads: how a call is replayed does not depend on what is changed here.
+    """
+    hopper = pytest.importorskip("subquad.kernels.delta_rule.triton.hopper")
+    if not (hopper.HAS_GLUON and hopper.is_hopper()):
+        pytest.skip("these kernels are for Hopper")
+    launched = []
+
+    def counted(launch):
+        return lambda kernel, *plan, **named: (launched.append(kernel.fn.__name__), launch(kernel, *plan, **named))
+
+    for module in (hopper.forward, hopper.back):
+        monkeypatch.setattr(module, "launch", counted(module.launch))
+    if heads:
+        monkeypatch.setattr(hopper, "num_processors", lambda device: heads)
+    heads = heads or hopper.num_processors(torch.device("cuda"))
+    inputs = make_inputs(1, length, heads, 128, 128, decay, kept="medium")
+    del inputs["initial_state"], inputs["return_final_state"]
+    inputs |= {name: F.pad(inputs[name], (0, 16))[..., :128] for name in "qkv"}
+    inputs["log_decay"][:, ::10] = -torch.inf
+    assert_right(inputs, plain=None if length > 256 else delta_rule_reference)
+    assert sorted(launched) == ["_hopper_back_kernel", *["_hopper_forward_kernel"] * 2]
+
+
 @pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""

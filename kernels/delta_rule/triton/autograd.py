@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subquad.kernels.autograd import OnceDifferentiable, needs_gradient, save, saved
+from subquad.kernels.delta_rule.triton import hopper
 from subquad.kernels.delta_rule.triton.back import delta_back
 from subquad.kernels.delta_rule.triton.factors import delta_factors
 from subquad.kernels.delta_rule.triton.grads import delta_grads
@@ -40,7 +41,8 @@ class Result(NamedTuple):
     plan: Plan
     saved: tuple[Tensor | None, ...]
     """q, k, beta, g, write, plain, v where plain is given, delta, the states before every chunk, the transposes of
-    the matrices of segments, which of them vanish, and the chunk factors."""
+    the matrices of segments, which of them vanish, and the chunk factors, of whose chunks `_gradients` tells by their
+    length which kernels made them."""
 
 
 def forward(
@@ -77,6 +79,13 @@ def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[An
     if plan.work == torch.float32:
         # one tf32 product has the accuracy of float16, of which the solutions of the triangular systems lose some
         plan = plan._replace(precision=float32_products(), mild=plan.tuning.mild_float32)
+    has_states = initial_state is not None or options.return_final_state
+    # another planner's tiles are to be seen
+    is_usual = options.planner is (PLANNER if keep else SHORT_CHUNKS)
+    if is_usual and not has_states and hopper.takes(plan, q, k, v, beta, g):
+        o, *kept, made = hopper.hopper_forward(plan, q=q, k=k, v=v, g=g, beta=beta, keep=keep)
+        # neither transposes nor vanished, since there are no segments
+        return o, None, plan, *kept, None, None, *(made or ())
     final = None
     if options.return_final_state:
         shape = plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3]
@@ -139,10 +148,15 @@ def _gradients(
     if initial_dtype is not None:
         shape = (plan.num_sequences(q.shape[0]), delta.shape[2], q.shape[3], delta.shape[3])
         dinitial = torch.empty(shape, dtype=initial_dtype, device=q.device)
-    boundary = EndStates(dfinal, dinitial)
-    dv, drest, dstates = delta_back(
-        plan, q=q, k=k, do=do, factors=factors, transposes=transposes, vanished=vanished, boundary=boundary
-    )
+    if factors.steep is None and factors.inverse.shape[-1] < plan.chunk:
+        near = do if hopper.is_copied(do) else do.clone(memory_format=torch.contiguous_format)
+        dv, dstates = hopper.hopper_back(plan, q=q, k=k, do=near, factors=factors)
+        drest = dv
+    else:
+        boundary = EndStates(dfinal, dinitial)
+        dv, drest, dstates = delta_back(
+            plan, q=q, k=k, do=do, factors=factors, transposes=transposes, vanished=vanished, boundary=boundary
+        )
     given = {"q": q, "k": k, "beta": beta, "g": g, "delta": delta, "do": do, "dv": drest}
     given |= {"states": states, "dstates": dstates, "needs_dg": needs_dg}
     dwrite = dplain = None

@@ -1,0 +1,58 @@
+"""The delta rule on Hopper in Gluon, for bfloat16 and a decay of a head (README.md, "On Hopper").
+
+forward.py  `_hopper_forward_kernel`: chunk factors and the walk in one kernel
+back.py     `_hopper_back_kernel`: the walk back
+tiles.py    layouts and device functions that both share
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from subquad.kernels.delta_rule.triton.plan import Plan
+from subquad.kernels.device import is_hopper, num_processors
+from subquad.kernels.gated_linear_attention.triton.plan import HEAD, decay_kind
+from subquad.kernels.launch import INT32_END, cdiv
+
+TESTED_GLUON = ("3.6", "3.9")
+"""Versions of Triton, major and minor, whose Gluon compiles these kernels. Gluon is experimental: names and meanings
+change from version to version. With any other, the kernels in Triton are used."""
+HAS_GLUON = ".".join(triton.__version__.split(".")[:2]) in TESTED_GLUON
+
+if HAS_GLUON:
+    from subquad.kernels.delta_rule.triton.hopper.back import hopper_back
+    from subquad.kernels.delta_rule.triton.hopper.forward import hopper_forward
+
+__all__ = ["hopper_back", "hopper_forward", "is_copied", "takes"]
+
+DIM = 128
+"""Channels of keys and of values."""
+STEP = 128
+"""Positions whose factors the forward pass computes side by side."""
+LEAST = 0.7
+"""Least share of the multiprocessors that all rounds of programs together keep busy. A program has a multiprocessor of
+its own and takes as long with few heads, where the kernels in Triton share the multiprocessors among smaller ones."""
+
+
+def takes(plan: Plan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None) -> bool:
+    """Whether `hopper_forward` takes these inputs, of a call that neither begins with a state nor returns one."""
+    if not HAS_GLUON or not is_hopper() or g is None or decay_kind(g) != HEAD or plan.table is not None:
+        return False
+    (batch, length, heads, value_dim), key_dim = v.shape, k.shape[-1]
+    if plan.work != torch.bfloat16 or (key_dim, value_dim) != (DIM, DIM) or length % STEP or not v.numel():
+        return False
+    if not all(map(is_copied, (q, k, v))) or any(STEP * x.stride(1) >= INT32_END for x in (q, k, v, beta, g)):
+        return False
+    programs, processors = batch * heads, num_processors(q.device)
+    return programs >= LEAST * processors * cdiv(programs, processors)
+
+
+def is_copied(x: Tensor) -> bool:
+    """Whether rows of x [B, T, H, 128] can be copied 16 bytes at a time: Triton must see that 16 divides all strides
+    and the address."""
+    # a fake tensor has no address, and nothing is launched for it
+    aligned = isinstance(x, FakeTensor) or x.data_ptr() % 16 == 0
+    return aligned and x.stride(-1) == 1 and all(stride % 16 == 0 for stride in x.stride()[:-1])

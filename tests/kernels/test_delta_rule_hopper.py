@@ -1,0 +1,118 @@
+"""The kernels of the delta rule for Hopper, run on a CPU (tests/kernels/gluon.py), and where they are used."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from subquad.kernels.delta_rule import delta_rule_reference
+from subquad.suite.laws.accuracy import assert_matches_reference
+
+hopper = pytest.importorskip("subquad.kernels.delta_rule.triton.hopper")
+if not hopper.HAS_GLUON:
+    pytest.skip("these kernels are not used with this Triton", allow_module_level=True)
+
+from subquad.kernels.delta_rule.triton import delta_rule_triton  # noqa: E402
+from subquad.kernels.delta_rule.triton.hopper import back, forward  # noqa: E402
+from subquad.kernels.delta_rule.triton.plan import PLANNER  # noqa: E402
+from tests.kernels import gluon  # noqa: E402
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The names of the kernels for Hopper that calls launch here, as on a GPU with a multiprocessor for every head."""
+    names = []
+
+    def launch(kernel, plan, **tensors):
+        named = {name: x for name, x in (tensors | plan.named).items() if name != "num_warps"}
+        numbers = [p.name for p in kernel.params if not p.is_constexpr]
+        assert list(named)[: len(numbers)] == numbers
+        gluon.run(kernel, plan.axes[0], hopper.forward.COPY_WARPS.value, **named)
+        names.append(kernel.fn.__name__)
+
+    for module in (forward, back):
+        monkeypatch.setattr(module, "launch", launch)
+    monkeypatch.setattr(hopper, "is_hopper", lambda: True)
+    monkeypatch.setattr(hopper, "num_processors", lambda device: 2)
+    return names
+
+
+def make_inputs(length=384, groups=2):
+    g = torch.Generator().manual_seed(length)
+    leading = 1, length, 2
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    return {
+        "q": normal(1, length, groups, 128),
+        "k": F.normalize(normal(1, length, groups, 128), dim=-1),
+        "v": normal(*leading, 128),
+        # also below 0 and above 1
+        "beta": 1.2 * torch.rand(leading, generator=g, dtype=torch.float64) - 0.1,
+        "log_decay": F.logsigmoid(normal(*leading)) / 4,
+    }
+
+
+def on_views(q, k, v, **others):
+    """The operator on views, as the parts of a projection are."""
+    q, k, v = (F.pad(x, (0, 16))[..., :128] for x in (q, k, v))
+    return delta_rule_triton(q, k, v, **others)[0]
+
+
+@pytest.mark.parametrize("case", ["shared", "forgets"])
+def test_the_kernels_equal_the_recurrence(launched, case):
+    inputs = make_inputs(groups=1 if case == "shared" else 2)
+    if case == "forgets":
+        inputs["log_decay"][:, 3::7], inputs["log_decay"][:, 5::11] = -1000.0, -torch.inf
+    assert_matches_reference(on_views, delta_rule_reference, inputs, dtype=torch.bfloat16, keep=("log_decay",))
+    assert set(launched) == {"_hopper_forward_kernel", "_hopper_back_kernel"}
+
+
+def test_a_call_without_gradients_writes_nothing_else(launched):
+    inputs = {name: x.bfloat16() for name, x in make_inputs().items()}
+    o = delta_rule_triton(**inputs)[0]
+    inputs["v"].requires_grad_()
+    assert torch.equal(o, delta_rule_triton(**inputs)[0].detach())
+    assert launched == ["_hopper_forward_kernel"] * 2
+
+
+def test_nan_reaches_the_outputs_behind_it(launched):
+    for name in ("q", "k", "v", "beta", "log_decay"):
+        inputs = {name: x.bfloat16() for name, x in make_inputs(128).items()}
+        inputs[name][:, 70, 0] = torch.nan
+        o = delta_rule_triton(**inputs)[0]
+        assert o[:, 70, 0].isnan().any(), name
+        assert o[:, :64].isfinite().all()
+        assert o[:, :, 1].isfinite().all()
+        assert o[:, 96:, 0].isnan().any() == (name != "q")
+
+
+def test_where_the_kernels_are_used(monkeypatch):
+    def takes(heads=128, length=256, dim=128, processors=132, **changes):
+        shape = 8, length, heads // 8
+        inputs = {name: torch.empty(*shape, dim, dtype=torch.bfloat16) for name in "qkv"}
+        inputs |= {"beta": torch.empty(shape), "g": torch.empty(shape)}
+        inputs |= changes
+        monkeypatch.setattr(hopper, "num_processors", lambda device: processors)
+        plan = PLANNER(1.0, inputs["q"], inputs["k"], inputs["v"])
+        return hopper.takes(plan, **inputs)
+
+    assert not takes()
+    monkeypatch.setattr(hopper, "is_hopper", lambda: True)
+    assert takes()
+    assert takes(heads=256)
+    # two rounds, of which the second one has few programs
+    assert not takes(heads=136)
+    assert not takes(heads=64)
+    assert not takes(length=192)
+    assert not takes(length=0)
+    assert not takes(dim=64)
+    assert not takes(g=None)
+    assert not takes(g=torch.empty(8, 256, 16, 128))
+    x = torch.empty(8, 256, 16, 128)
+    assert not takes(q=x, k=x, v=x)
+    # neither addresses nor strides that 16 bytes do not divide
+    x = torch.empty(8 * 256 * 16 * 128 + 1, dtype=torch.bfloat16)[1:].view(8, 256, 16, 128)
+    assert not takes(k=x)
+    x = torch.empty(8, 256, 16, 132, dtype=torch.bfloat16)[..., :128]
+    assert not takes(v=x)

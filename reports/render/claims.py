@@ -101,6 +101,8 @@ def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec
     found = {(cell.row, cell.column): cell for cell in cells}
     texts = [line["claim"] for line in lines]
     for line in lines:
+        if texts.count(line["claim"]) > 1:
+            raise ValueError(f"claims.csv: {line['claim']!r} stands twice, and would be counted twice; leave one out")
         follows = line.get("follows") or ""
         if follows and " | " not in follows and (follows not in texts or follows == line["claim"]):
             raise ValueError(

@@ -201,11 +201,15 @@ def make_plan(config: ExperimentConfig, folder: Path, scale: str) -> Plan:
 def _check_published(plan: Plan, path: Path) -> None:
     """Raises ValueError for a published number in another unit than that in which its column shows ours.
 
-    So it does where the number and the metric of its column contradict each other on which direction is better.
+    So it does where the number and the metric of its column contradict each other on which direction is better, and
+    where its row or column differs from one of the table in spaces or capitals only: it would stand in no cell.
     """
     units = {name: unit_shown([domain.unit], plan.spec.percent) for name, domain in METRICS.items() if domain.unit}
     known = {"%", *units.values(), *(domain.unit for domain in METRICS.values())}
     for (row, column), value in plan.published.items() if plan.config.baseline else ():
+        for kind, name, names in (("row", row, plan.spec.rows), ("column", column, plan.spec.columns)):
+            if name not in names and (meant := next((other for other in names if _plain(other) == _plain(name)), "")):
+                raise ValueError(f"{path}: the table has no {kind} {name!r}, but {meant!r}; write both alike")
         if column not in plan.spec.columns:
             continue
         metric = "" if plan.is_speedup(column) else plan.spec.of(column, "metric")
@@ -222,6 +226,10 @@ def _check_published(plan: Plan, path: Path) -> None:
                 f"{path}: {row} | {column}: better is {value.better}, and of {metric} a "
                 f"{'smaller' if lower else 'larger'} value is better; correct it, or the metric of the table"
             )
+
+
+def _plain(name: str) -> str:
+    return "".join(name.split()).casefold()
 
 
 def pick_scale(config: ExperimentConfig, stored: Collection[str], asked: str | None) -> str:
@@ -312,6 +320,8 @@ def read_expected(path: Path) -> dict[tuple[str, str], Published]:
     for where, line in read_table(path, ("row", "column", "value", "unit", "better", "note", "source")):
         if line["better"] not in DIRECTIONS:
             raise ValueError(f"{where}: better is {line['better']!r}; write higher, lower or nothing")
+        if (line["row"], line["column"]) in found:
+            raise ValueError(f"{where}: {line['row']} | {line['column']} has a number already; leave one of them out")
         found[line["row"], line["column"]] = Published(
             value=number_in(line["value"], where) if line["value"] else None,
             decimals=len(line["value"].partition(".")[2]),

@@ -176,6 +176,7 @@ def test_a_claim_carries_every_mark_of_its_cells(make):
         ("x,H3 | AR / S4D | AR,~,1,s", "tolerance is that of a cell, not of a ratio; write the bounds"),
         ("x,H3 | AR,>,1,s,H3 is good", "if is not `row | column >= number`, got 'H3 is good'"),
         ("x,H3 | AR,>,1,s,,y", "follows names no other claim, 'y'"),
+        ("x,H3 | AR,>,1,s\nx,H3 | AR,>,2,s", "'x' stands twice, and would be counted twice"),
     ],
 )
 def test_a_claim_about_nothing_is_an_error(make, line, message):

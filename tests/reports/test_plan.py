@@ -61,6 +61,7 @@ HEADER = EXPECTED.splitlines()[0]
         (f"{HEADER}\nH3,AR,99.8 %,%,higher,,,,s\n", r", line 2: value is '99.8 %', no number; leave it empty"),
         (f"{HEADER}\nH3,AR,nan,%,higher,,,,s\n", r", line 2: value is 'nan', no number"),
         (f"{HEADER}\nH3,AR,99.8,%,Higher,,,,s\n", r", line 2: better is 'Higher'; write higher, lower or nothing"),
+        (f"{HEADER}\nH3,AR,1,%,,,,,s\nH3,AR,2,%,,,,,s\n", r", line 3: H3 \| AR has a number already"),
         (f"{HEADER}\nH3,AR,99.8,%,higher,,,,\0\xe9".encode("latin-1"), r": cannot be read as a CSV file in UTF-8"),
     ],
 )
@@ -102,6 +103,14 @@ def test_a_published_number_in_another_unit_than_ours_is_an_error(make, unit, ta
         else (contextlib.nullcontext())
     ):
         make(config=grid(table=table, figure=None), expected=expected, claims="")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"), [("h3,AR", "no row 'h3', but 'H3'"), ("H3, ar", "no column ' ar', but 'AR'")]
+)
+def test_a_published_number_that_would_stand_in_no_cell_for_a_capital_or_a_space_is_an_error(make, place, words):
+    with pytest.raises(ValueError, match=rf"expected.csv: the table has {words}; write both alike"):
+        make(expected=f"{HEADER}\n{place},99,%,,,,,s\n", claims="")
 
 
 @pytest.mark.parametrize(("better", "metric", "is_wrong"), [("lower", "accuracy", True), ("higher", "coverage", False)])

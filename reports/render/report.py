@@ -6,6 +6,7 @@ The formats only print what stands in it.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ from subquad.reports.render.plan import Plan, Published, make_plan, pick_scale
 from subquad.reports.render.rows import StoredRun, as_rows, days_of, load_runs
 from subquad.reports.render.selection import Settled, select_runs, training_times
 from subquad.suite.metrics import SPENT
+from subquad.suite.registry import nearest
 from subquad.suite.settings.config import ExperimentConfig
 from subquad.suite.settings.grid import check_defaults, lookup
 from subquad.suite.settings.report_spec import FigureSpec, Source, TableSpec
@@ -145,6 +147,7 @@ def report_of(
         cells=tuple(cells),
         notes=(
             *notes_of(plan, cells, shown),
+            *_unmeasured(plan, settled),
             *selection.left_out,
             *_shown_by(plan.scale, everything, selection.apart),
         ),
@@ -162,6 +165,24 @@ def report_of(
         reduced=plan.reduced,
         beside=beside,
     )
+
+
+def _unmeasured(plan: Plan, settled: Settled) -> list[str]:
+    """A sentence for each column whose metric, or split of it, no run of its cells has: they only look as not run."""
+    found = []
+    for column in plan.spec.columns:
+        runs = [run for (_, name), group in settled.items() if name == column for run in group if run.status == "ok"]
+        metric, split = plan.spec.of(column, "metric"), plan.spec.of(column, "split")
+        values = itertools.chain.from_iterable(run.values.of_metric(metric) for run in runs)
+        if not runs or plan.is_speedup(column) or any(value.split == split for value in values):
+            continue
+        if splits := sorted({value.split for run in runs for value in run.values.of_metric(metric)}):
+            there = " and ".join(name or "no split" for name in splits)
+            found.append(f"{column}: its runs have {metric} of {there}, and none of {split or 'no split'}")
+        else:
+            close = nearest(metric, sorted({value.metric for run in runs for value in run.values}))
+            found.append(f"{column}: none of its runs has the metric {metric}{close}")
+    return found
 
 
 def _shown_by(scale: str, runs: Sequence[StoredRun], keys: Sequence[str]) -> list[str]:

@@ -35,6 +35,20 @@ def test_a_full_disk_leaves_the_page_that_was_there(make, tmp_path, monkeypatch,
     assert [path.read_text() for path in page.parent.iterdir()] == ["old"]
 
 
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ({"metric": "acuracy"}, "AR: none of its runs has the metric acuracy (did you mean 'accuracy'?)"),
+        ({"split": "test-last"}, "AR: its runs have accuracy of test, and none of test-last"),
+    ],
+)
+def test_a_column_of_what_no_run_has_says_so_beside_its_dashes(make, column, words):
+    table = yaml.safe_load(GRID)["table"]
+    table["columns"]["AR"] |= column
+    assert words in make(*three(), config=grid(table=table, figure=None), expected="", claims="").notes
+    assert not any(text.startswith("AR: ") for text in make(*three()).notes)
+
+
 def test_what_has_not_run_is_a_dash_and_counted(make):
     report = make(*three())
     found = cell(report, "S4D", "IH")

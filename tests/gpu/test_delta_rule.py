@@ -133,6 +133,18 @@ def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatc
     assert sorted(launched) == ["_hopper_back_kernel", *["_hopper_forward_kernel"] * 2]
 
 
+@pytest.mark.parametrize("decay", ["none", "head", "shared"])
+def test_walks_on_hopper_equal_plain_pytorch(decay, monkeypatch):
+    """Two heads, whose 128 chunks are cut into segments, with states at both ends."""
+    hopper = pytest.importorskip("subquad.kernels.delta_rule.triton.hopper")
+    if not (hopper.HAS_GLUON and hopper.is_hopper()):
+        pytest.skip("these kernels are for Hopper")
+    launched, launch = [], hopper.walk.launch
+    monkeypatch.setattr(hopper.walk, "launch", lambda *args, **named: (launched.append(args), launch(*args, **named)))
+    assert_right(make_inputs(1, 4096, 2, 128, 128, decay), plain=None)
+    assert len(launched) == 1
+
+
 @pytest.mark.large
 def test_offsets_beyond_two_to_the_31():
     """A view whose last step is more than 2^31 elements behind its first."""

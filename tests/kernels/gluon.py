@@ -7,6 +7,7 @@ what is waited for too late, because copies and products have ended when they ha
 from __future__ import annotations
 
 import builtins
+import itertools
 import threading
 import types
 from typing import Any
@@ -176,7 +177,8 @@ class Language(types.SimpleNamespace):
     zeros = staticmethod(lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)))
     where = staticmethod(lambda mask, x, y: torch.where(mask, x, y))
     exp = staticmethod(lambda x: x.exp())
-    maximum = staticmethod(lambda x, y: x.clamp(min=y))
+    maximum = staticmethod(lambda x, y: torch.maximum(values(x), values(y)))
+    minimum = staticmethod(lambda x, y: torch.minimum(values(x), values(y)))
     join = staticmethod(lambda x, y: torch.stack((x, y), -1))
     split = staticmethod(lambda x: x.unbind(-1))
     expand_dims = staticmethod(lambda x, axis: x.unsqueeze(axis))
@@ -195,7 +197,7 @@ class Program:
         nothing = lambda *_: None  # noqa: E731
         self.stand_ins = {
             "gl": self.gl,
-            "async_copy": types.SimpleNamespace(mbarrier_arrive=arrive, wait_group=nothing),
+            "async_copy": types.SimpleNamespace(mbarrier_arrive=arrive, wait_group=nothing, commit_group=lambda: None),
             "mbarrier": types.SimpleNamespace(
                 MBarrierLayout=lambda: "barriers", init=Barrier.init, wait=Barrier.wait, arrive=Barrier.arrive
             ),
@@ -224,8 +226,8 @@ class Program:
         return types.FunctionType(code, self.scopes[id(given)])
 
 
-def run(kernel: Any, num_programs: int, copy_warps: int, **named: Any) -> None:
-    """`kernel[num_programs]` with these arguments, of which tensors and numbers stand in its order."""
+def run(kernel: Any, grid: tuple[int, ...], copy_warps: int, **named: Any) -> None:
+    """`kernel[grid]` with these arguments."""
     program = Program(copy_warps)
     function = program.python(kernel)
     given: dict[str, Any] = {}
@@ -234,6 +236,7 @@ def run(kernel: Any, num_programs: int, copy_warps: int, **named: Any) -> None:
         if isinstance(x, Tensor):
             x = Pointer(torch.as_strided(x, (x.untyped_storage().nbytes() // x.itemsize,), (1,), 0), x.storage_offset())
         given[parameter.name] = x if parameter.is_constexpr or isinstance(x, (Pointer, types.NoneType)) else values(x)
-    for i in range(num_programs):
-        program.gl.program_id = lambda axis, i=i: values(i)
+    program.gl.num_programs = lambda axis: values(grid[axis])
+    for ids in itertools.product(*map(builtins.range, grid)):
+        program.gl.program_id = lambda axis, ids=ids: values(ids[axis])
         function(**given)

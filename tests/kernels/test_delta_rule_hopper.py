@@ -1,5 +1,7 @@
 """The kernels of the delta rule for Hopper, run on a CPU (tests/kernels/gluon.py), and where they are used."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,9 +13,11 @@ hopper = pytest.importorskip("subquad.kernels.delta_rule.triton.hopper")
 if not hopper.HAS_GLUON:
     pytest.skip("these kernels are not used with this Triton", allow_module_level=True)
 
-from subquad.kernels.delta_rule.triton import delta_rule_triton  # noqa: E402
-from subquad.kernels.delta_rule.triton.hopper import back, forward  # noqa: E402
-from subquad.kernels.delta_rule.triton.plan import PLANNER  # noqa: E402
+from subquad.kernels.delta_rule.triton import autograd, delta_rule_triton  # noqa: E402
+from subquad.kernels.delta_rule.triton import walk as tree_walk  # noqa: E402
+from subquad.kernels.delta_rule.triton.hopper import back, forward, walk  # noqa: E402
+from subquad.kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS  # noqa: E402
+from subquad.kernels.delta_rule.triton.segments import Segments  # noqa: E402
 from tests.kernels import gluon  # noqa: E402
 
 
@@ -26,10 +30,10 @@ def launched(monkeypatch):
         named = {name: x for name, x in (tensors | plan.named).items() if name != "num_warps"}
         numbers = [p.name for p in kernel.params if not p.is_constexpr]
         assert list(named)[: len(numbers)] == numbers
-        gluon.run(kernel, plan.axes[0], hopper.forward.COPY_WARPS.value, **named)
+        gluon.run(kernel, plan.axes, hopper.forward.COPY_WARPS.value, **named)
         names.append(kernel.fn.__name__)
 
-    for module in (forward, back):
+    for module in (forward, back, walk):
         monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(hopper, "is_hopper", lambda: True)
     monkeypatch.setattr(hopper, "num_processors", lambda device: 2)
@@ -49,7 +53,8 @@ def make_inputs(length=384, groups=2):
         "v": normal(*leading, 128),
         # also below 0 and above 1
         "beta": 1.2 * torch.rand(leading, generator=g, dtype=torch.float64) - 0.1,
-        "log_decay": F.logsigmoid(normal(*leading)) / 4,
+        # no two chunks decay alike
+        "log_decay": F.logsigmoid(normal(*leading)) / 16 * torch.linspace(0, 2, length)[:, None],
     }
 
 
@@ -74,6 +79,26 @@ def test_a_call_without_gradients_writes_nothing_else(launched):
     inputs["v"].requires_grad_()
     assert torch.equal(o, delta_rule_triton(**inputs)[0].detach())
     assert launched == ["_hopper_forward_kernel"] * 2
+
+
+@pytest.mark.parametrize("case", ["none", "shared", "segments"])
+def test_the_walk_alone_equals_the_recurrence(launched, monkeypatch, case):
+    """States at both ends, and for `segments` starts at the ends of the segments before, of which the last is short."""
+    inputs = make_inputs(352 if case == "segments" else 224, groups=1 if case == "shared" else 2)
+    if case == "none":
+        inputs["log_decay"] = None
+    if case == "segments":
+        monkeypatch.setattr(tree_walk, "cut_time", lambda *_: Segments(3, 4))
+        monkeypatch.setattr(autograd, "cut_time", lambda *_: Segments(3, 4))
+    generator = torch.Generator().manual_seed(1)
+    inputs["initial_state"] = torch.randn(1, 2, 128, 128, generator=generator, dtype=torch.float64) / 128**0.5
+    options = {"keep": ("log_decay", "initial_state"), "grad": False}
+    assert_matches_reference(
+        lambda **x: delta_rule_triton(**x, return_final_state=True),
+        lambda **x: delta_rule_reference(**x, return_final_state=True),
+        inputs, dtype=torch.bfloat16, **options,
+    )  # fmt: skip
+    assert launched == ["_hopper_walk_kernel"]
 
 
 def test_nan_reaches_the_outputs_behind_it(launched):
@@ -116,3 +141,19 @@ def test_where_the_kernels_are_used(monkeypatch):
     assert not takes(k=x)
     x = torch.empty(8, 256, 16, 132, dtype=torch.bfloat16)[..., :128]
     assert not takes(v=x)
+
+
+def test_where_the_walk_alone_is_used(monkeypatch):
+    def takes(length=96, dim=128, value_dim=64, k_out=None, planner=SHORT_CHUNKS, dtype=torch.bfloat16):
+        q, k, v = (torch.empty(1, length, 2, n, dtype=dtype) for n in (dim, dim, value_dim))
+        return hopper.takes_walk(planner(1.0, q, k, v), q, k, v, SimpleNamespace(k_out=k_out))
+
+    assert not takes()
+    monkeypatch.setattr(hopper, "is_hopper", lambda: True)
+    assert takes()
+    assert not takes(length=80)
+    assert not takes(dim=64)
+    assert not takes(value_dim=96)
+    assert not takes(k_out=torch.empty(1))
+    assert not takes(planner=PLANNER)
+    assert not takes(dtype=torch.float32)

@@ -16,7 +16,7 @@ A chunk is C positions. With P_i, R_j and D_ij the sums of log-decays of gated l
     segments.py _starts_kernel  the states from which segments of a long sequence start
     step.py     _step_kernel    one position, for decoding
     reading.py  _reading_kernel for the rule of RWKV-7, the keys with which it reads its state
-    hopper/     _hopper_forward_kernel, _hopper_back_kernel  factors and walk, and walk back, in Gluon
+    hopper/     _hopper_forward_kernel, _hopper_walk_kernel, _hopper_back_kernel  factors and walk in Gluon
 
 with q_in = scale q exp(P), k_in = k exp(P), k_out = w exp(R). For a decay of a channel these three are written by
 `_factors_kernel`; otherwise rows of the products are scaled, and q and k are read as they are.

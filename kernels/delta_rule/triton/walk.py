@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels.delta_rule.triton import hopper
 from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan, back_tile, ends_tile, is_whole, walk_tile
 from subquad.kernels.delta_rule.triton.segments import (
     ENDS,
@@ -245,8 +246,14 @@ def delta_walk(
         vanished = k.new_empty((segments.count - 1, batch, heads), dtype=torch.int32)
     first, last = boundary
     strides = PositionStrides.of(q, k, v)
+    by_hopper = not keep and hopper.takes_walk(plan, q, k, v, factors)
     for part in segments.parts:
         writes = part != ENDS
+        if writes and by_hopper:
+            hopper.hopper_walk(
+                plan, q=q, k=k, v=v, factors=factors, o=o, ends=ends, boundary=boundary, segments=segments, part=part
+            )
+            continue
         launch(
             _walk_kernel, walk_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain, False),
             q=q, k=k, v=v, inverse=factors.inverse, inverse_low=factors.inverse_low, scores=factors.scores,

@@ -2,7 +2,8 @@
 
 forward.py  `_hopper_forward_kernel`: chunk factors and the walk in one kernel
 back.py     `_hopper_back_kernel`: the walk back
-tiles.py    layouts and device functions that both share
+walk.py     `_hopper_walk_kernel`: the walk without a backward pass alone, with factors from memory
+tiles.py    layouts and device functions that they share
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from subquad.kernels.delta_rule.triton.plan import Plan
+from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan
 from subquad.kernels.device import is_hopper, num_processors
 from subquad.kernels.gated_linear_attention.triton.plan import HEAD, decay_kind
 from subquad.kernels.launch import INT32_END, cdiv
@@ -24,12 +25,13 @@ HAS_GLUON = ".".join(triton.__version__.split(".")[:2]) in TESTED_GLUON
 
 if HAS_GLUON:
     from subquad.kernels.delta_rule.triton.hopper.back import hopper_back
-    from subquad.kernels.delta_rule.triton.hopper.forward import hopper_forward
+    from subquad.kernels.delta_rule.triton.hopper.forward import CHUNK, hopper_forward
+    from subquad.kernels.delta_rule.triton.hopper.walk import VALUES, hopper_walk
 
-__all__ = ["hopper_back", "hopper_forward", "is_copied", "takes"]
+__all__ = ["hopper_back", "hopper_forward", "hopper_walk", "is_copied", "takes", "takes_walk"]
 
 DIM = 128
-"""Channels of keys and of values."""
+"""Channels of keys, and of values where one kernel is the whole forward pass."""
 STEP = 128
 """Positions whose factors the forward pass computes side by side."""
 LEAST = 0.7
@@ -39,19 +41,33 @@ its own and takes as long with few heads, where the kernels in Triton share the 
 
 def takes(plan: Plan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None) -> bool:
     """Whether `hopper_forward` takes these inputs, of a call that neither begins with a state nor returns one."""
-    if not HAS_GLUON or not is_hopper() or g is None or decay_kind(g) != HEAD or plan.table is not None:
+    if not _fits(plan, q, k, v) or g is None or decay_kind(g) != HEAD:
         return False
-    (batch, length, heads, value_dim), key_dim = v.shape, k.shape[-1]
-    if plan.work != torch.bfloat16 or (key_dim, value_dim) != (DIM, DIM) or length % STEP or not v.numel():
-        return False
-    if not all(map(is_copied, (q, k, v))) or any(STEP * x.stride(1) >= INT32_END for x in (q, k, v, beta, g)):
+    batch, length, heads, value_dim = v.shape
+    if value_dim != DIM or length % STEP or any(STEP * x.stride(1) >= INT32_END for x in (beta, g)):
         return False
     programs, processors = batch * heads, num_processors(q.device)
     return programs >= LEAST * processors * cdiv(programs, processors)
 
 
+def takes_walk(plan: Plan, q: Tensor, k: Tensor, v: Tensor, factors: ChunkFactors) -> bool:
+    """Whether `hopper_walk` takes these inputs of a walk that keeps nothing for a backward pass."""
+    if not _fits(plan, q, k, v) or factors.k_out is not None or plan.chunk != CHUNK:
+        return False
+    return v.shape[1] % CHUNK == 0 and v.shape[3] % VALUES == 0
+
+
+def _fits(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    if not HAS_GLUON or not is_hopper() or plan.table is not None or plan.work != torch.bfloat16:
+        return False
+    inputs = q, k, v
+    if k.shape[-1] != DIM or not v.numel() or any(STEP * x.stride(1) >= INT32_END for x in inputs):
+        return False
+    return all(map(is_copied, inputs))
+
+
 def is_copied(x: Tensor) -> bool:
-    """Whether rows of x [B, T, H, 128] can be copied 16 bytes at a time: Triton must see that 16 divides all strides
+    """Whether rows of x [B, T, H, X] can be copied 16 bytes at a time: Triton must see that 16 divides all strides
     and the address."""
     # a fake tensor has no address, and nothing is launched for it
     aligned = isinstance(x, FakeTensor) or x.data_ptr() % 16 == 0

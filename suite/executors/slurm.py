@@ -84,6 +84,12 @@ class Slurm(Config):
             raise ValueError(
                 "--within: jobs go on without this command; give their time by --executor-options minutes=60"
             )
+        # Slurm warns up to a minute early, and a job that is warned as it starts would be put back again and again
+        if self.cluster == "slurm" and 60 * self.minutes < WARNING_S + 60:
+            raise ValueError(
+                f"--executor-options minutes={self.minutes}: a job is saved {WARNING_S} s before its end, or a minute "
+                "earlier, and would get nowhere; give 3 minutes or more"
+            )
         if self.cluster == "slurm" and shutil.which("sbatch") is None:
             raise ValueError("--executor slurm: there is no sbatch here; call this on a login node of the cluster")
         return "Slurm" if self.cluster == "slurm" else "processes of this machine"

@@ -103,6 +103,7 @@ REFUSED = [
     ("run quickstart --executor ray --executor-options address=here", "address=here", "host:port"),
     ("run quickstart --executor ray --executor-options address=localhost:9", "no Ray cluster answers there"),
     ("run quickstart --executor ray --device cuda:1", "--device cuda:1", "Ray chooses the GPU"),
+    ("run quickstart --executor slurm --executor-options minutes=2", "minutes=2", "give 3 minutes or more"),
     ("run quickstart --retry-failed --force", "--force --retry-failed"),
     *((f"run quickstart --within {text}", DURATION) for text in ("1e30h", "8x", "m", "-1m", "nan", "0s")),
     # the experiment does not have these

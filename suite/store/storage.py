@@ -338,13 +338,19 @@ def _as_today(path: Path, table: pa.Table, there: pa.Schema, columns: Sequence[s
     read = range(1, SCHEMA_VERSION + 1)
     # a part may have rows of several versions
     oldest = min(versions, default=None) if all(version in read for version in versions) else None
-    wanted = [field for field in SCHEMA if oldest is not None and ADDED.get(field.name, 1) <= oldest]
-    if oldest is None or not all(_is_in(field, there) for field in wanted):
-        version = versions[0] if len(versions) == 1 else versions
+    version = versions[0] if len(versions) == 1 else versions
+    if oldest is None:
         raise SchemaError(
             f"{path}: results schema {version}, this version reads 1 to {SCHEMA_VERSION}; "
             "read it with the commit that wrote it, or move it away and run again"
         )
+    for field in SCHEMA:
+        if ADDED.get(field.name, 1) <= oldest and not _is_in(field, there):
+            found = f"is {there.field(field.name).type} in it" if field.name in there.names else "is not in it"
+            raise SchemaError(
+                f"{path}: no file of results schema {version}: the column {field.name} ({field.type}) {found}; "
+                "restore the file, or move it away and run again"
+            )
     arrays = []
     for field in map(SCHEMA.field, columns):
         there_is = field.name in table.column_names

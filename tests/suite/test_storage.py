@@ -81,7 +81,20 @@ def test_rows_of_the_first_schema_are_read_with_null_in_the_columns_they_lack(tm
     assert endings.ending(path) == endings.Ending("ok", {}, like=LIKE)
     # the same file that calls itself of the second schema lacks two columns
     pq.write_table(table.set_column(0, "schema", pa.array([2], pa.int32())), path)
-    with pytest.raises(storage.SchemaError, match="results schema 2"):
+    with pytest.raises(storage.SchemaError, match=r"schema 2: the column threads \(int32\) is not in it; restore"):
+        storage.read([path])
+
+
+def test_a_column_of_another_type_is_named(tmp_path):
+    """The version is one that is read, so that the commit which wrote the file would not help."""
+    path = place(tmp_path)
+    storage.write(path, [ROW])
+    table = pq.read_table(path).replace_schema_metadata(None)
+    column = table.schema.get_field_index("seed")
+    pq.write_table(table.set_column(column, "seed", table["seed"].cast(pa.int8())), path)
+    with pytest.raises(
+        storage.SchemaError, match=r"schema 2: the column seed \(int64\) is int8 in it; restore the file"
+    ):
         storage.read([path])
 
 

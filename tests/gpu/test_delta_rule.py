@@ -120,7 +120,7 @@ def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatc
     def counted(launch):
         return lambda kernel, *plan, **named: (launched.append(kernel.fn.__name__), launch(kernel, *plan, **named))
 
-    for module in (hopper.forward, hopper.back):
+    for module in (hopper.forward, hopper.back, hopper.grads):
         monkeypatch.setattr(module, "launch", counted(module.launch))
     if heads:
         monkeypatch.setattr(hopper, "num_processors", lambda device: heads)
@@ -130,7 +130,7 @@ def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatc
     inputs |= {name: F.pad(inputs[name], (0, 16))[..., :128] for name in "qkv"}
     inputs["log_decay"][:, ::10] = -torch.inf
     assert_right(inputs, plain=None if length > 256 else delta_rule_reference)
-    assert sorted(launched) == ["_hopper_back_kernel", *["_hopper_forward_kernel"] * 2]
+    assert sorted(launched) == ["_hopper_back_kernel", *["_hopper_forward_kernel"] * 2, "_hopper_grads_kernel"]
 
 
 @pytest.mark.parametrize("decay", ["none", "head", "shared"])

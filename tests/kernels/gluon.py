@@ -44,6 +44,10 @@ class Pointer:
     def __sub__(self, less: Any) -> Pointer:
         return Pointer(self.memory, self.offsets - less)
 
+    @property
+    def dtype(self) -> Any:
+        return types.SimpleNamespace(element_ty=self.memory.dtype)
+
 
 def load(p: Pointer, mask: Tensor | None = None, other: float = 0.0) -> Values:
     found = torch.full(p.offsets.shape, other, dtype=p.memory.dtype)
@@ -126,7 +130,8 @@ def copy_to_shared(s_x: Shared, p: Pointer) -> None:
     s_x.store(load(p))
 
 
-def product(left: Tensor, s_right: Shared, b_sum: Tensor, use_acc: bool = True, is_async: bool = False) -> Tensor:
+def product(left: Any, s_right: Shared, b_sum: Tensor, use_acc: bool = True, is_async: bool = False) -> Tensor:
+    left = left.memory if isinstance(left, Shared) else left
     assert left.dtype == s_right.memory.dtype == torch.bfloat16
     b_product = values(left.as_subclass(Tensor).float() @ s_right.memory.float())
     assert b_product.shape == b_sum.shape
@@ -177,6 +182,8 @@ class Language(types.SimpleNamespace):
     zeros = staticmethod(lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)))
     where = staticmethod(lambda mask, x, y: torch.where(mask, x, y))
     exp = staticmethod(lambda x: x.exp())
+    exp2 = staticmethod(lambda x: x.exp2())
+    sum = staticmethod(lambda x, axis: x.sum(axis))
     maximum = staticmethod(lambda x, y: torch.maximum(values(x), values(y)))
     minimum = staticmethod(lambda x, y: torch.minimum(values(x), values(y)))
     join = staticmethod(lambda x, y: torch.stack((x, y), -1))

@@ -15,7 +15,7 @@ if not hopper.HAS_GLUON:
 
 from subquad.kernels.delta_rule.triton import autograd, delta_rule_triton  # noqa: E402
 from subquad.kernels.delta_rule.triton import walk as tree_walk  # noqa: E402
-from subquad.kernels.delta_rule.triton.hopper import back, forward, walk  # noqa: E402
+from subquad.kernels.delta_rule.triton.hopper import back, forward, grads, walk  # noqa: E402
 from subquad.kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS  # noqa: E402
 from subquad.kernels.delta_rule.triton.segments import Segments  # noqa: E402
 from tests.kernels import gluon  # noqa: E402
@@ -33,10 +33,12 @@ def launched(monkeypatch):
         gluon.run(kernel, plan.axes, hopper.forward.COPY_WARPS.value, **named)
         names.append(kernel.fn.__name__)
 
-    for module in (forward, back, walk):
+    for module in (forward, back, grads, walk):
         monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(hopper, "is_hopper", lambda: True)
     monkeypatch.setattr(hopper, "num_processors", lambda device: 2)
+    # fewer programs than chunks, so that slots are filled again
+    monkeypatch.setattr(grads, "num_processors", lambda device: 2)
     return names
 
 
@@ -70,7 +72,7 @@ def test_the_kernels_equal_the_recurrence(launched, case):
     if case == "forgets":
         inputs["log_decay"][:, 3::7], inputs["log_decay"][:, 5::11] = -1000.0, -torch.inf
     assert_matches_reference(on_views, delta_rule_reference, inputs, dtype=torch.bfloat16, keep=("log_decay",))
-    assert set(launched) == {"_hopper_forward_kernel", "_hopper_back_kernel"}
+    assert set(launched) == {"_hopper_forward_kernel", "_hopper_back_kernel", "_hopper_grads_kernel"}
 
 
 def test_a_call_without_gradients_writes_nothing_else(launched):
@@ -157,3 +159,40 @@ def test_where_the_walk_alone_is_used(monkeypatch):
     assert not takes(k_out=torch.empty(1))
     assert not takes(planner=PLANNER)
     assert not takes(dtype=torch.float32)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_gradients_alone_equal_the_recurrence(launched, groups):
+    """Of a length that the other kernels for Hopper do not take; also without the gradients of log-decays."""
+    inputs = make_inputs(192, groups=groups)
+    assert_matches_reference(on_views, delta_rule_reference, inputs, dtype=torch.bfloat16, keep=("log_decay",))
+    assert set(launched) == {"_hopper_grads_kernel"}
+
+    def gradients(*names):
+        x = {name: value.bfloat16().requires_grad_(name in names) for name, value in inputs.items()}
+        delta_rule_triton(**x)[0].square().sum().backward()
+        return [x[name].grad for name in ("q", "k", "beta")]
+
+    with_decays = gradients("q", "k", "beta", "log_decay")
+    assert all(map(torch.equal, gradients("q", "k", "beta"), with_decays))
+
+
+def test_where_the_gradients_for_hopper_are_used(monkeypatch):
+    def takes(length=192, dim=128, **changes):
+        inputs = {name: torch.empty(1, length, 2, dim, dtype=torch.bfloat16) for name in ("q", "k", "do")}
+        inputs |= {"beta": torch.empty(1, length, 2), "g": torch.empty(1, length, 2)} | changes
+        plan = PLANNER(1.0, inputs["q"], inputs["k"], inputs["do"])
+        return hopper.takes_grads(plan, **inputs)
+
+    assert not takes()
+    monkeypatch.setattr(hopper, "is_hopper", lambda: True)
+    assert takes()
+    assert not takes(length=96)
+    assert not takes(length=0)
+    assert not takes(dim=64)
+    assert not takes(g=None)
+    assert not takes(g=torch.empty(1, 192, 2, 128))
+    x = torch.empty(1, 192, 2, 128)
+    assert not takes(q=x, k=x, do=x)
+    # one gradient for all positions has no strides that memory is copied by
+    assert not takes(do=torch.empty(1, 192, 2, 1, dtype=torch.bfloat16).expand(-1, -1, -1, 128))

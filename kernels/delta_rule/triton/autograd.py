@@ -160,7 +160,10 @@ def _gradients(
     given = {"q": q, "k": k, "beta": beta, "g": g, "delta": delta, "do": do, "dv": drest}
     given |= {"states": states, "dstates": dstates, "needs_dg": needs_dg}
     dwrite = dplain = None
-    if factors.steep is None:
+    if factors.steep is None and hopper.takes_grads(plan, q, k, beta, g, do):
+        del given["g"]
+        dq, dk, dbeta, dg = hopper.hopper_grads(plan, factors=factors, **given)
+    elif factors.steep is None:
         dq, dk, dbeta, dg = row_grads(plan, factors=factors, **given)
     else:
         own = {"write": write, "plain": plain, "v": v, "steep": factors.steep}

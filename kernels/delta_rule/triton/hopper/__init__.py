@@ -1,6 +1,7 @@
 """The delta rule on Hopper in Gluon, for bfloat16 and a decay of a head (README.md, "On Hopper").
 
 forward.py  `_hopper_forward_kernel`: chunk factors and the walk in one kernel
+grads.py    `_hopper_grads_kernel`: gradients of queries, keys, betas and log-decays
 back.py     `_hopper_back_kernel`: the walk back
 walk.py     `_hopper_walk_kernel`: the walk without a backward pass alone, with factors from memory
 tiles.py    layouts and device functions that they share
@@ -26,9 +27,19 @@ HAS_GLUON = ".".join(triton.__version__.split(".")[:2]) in TESTED_GLUON
 if HAS_GLUON:
     from subquad.kernels.delta_rule.triton.hopper.back import hopper_back
     from subquad.kernels.delta_rule.triton.hopper.forward import CHUNK, hopper_forward
+    from subquad.kernels.delta_rule.triton.hopper.grads import hopper_grads
     from subquad.kernels.delta_rule.triton.hopper.walk import VALUES, hopper_walk
 
-__all__ = ["hopper_back", "hopper_forward", "hopper_walk", "is_copied", "takes", "takes_walk"]
+__all__ = [
+    "hopper_back",
+    "hopper_forward",
+    "hopper_grads",
+    "hopper_walk",
+    "is_copied",
+    "takes",
+    "takes_grads",
+    "takes_walk",
+]
 
 DIM = 128
 """Channels of keys, and of values where one kernel is the whole forward pass."""
@@ -64,6 +75,19 @@ def _fits(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> bool:
     if k.shape[-1] != DIM or not v.numel() or any(STEP * x.stride(1) >= INT32_END for x in inputs):
         return False
     return all(map(is_copied, inputs))
+
+
+def takes_grads(plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None, do: Tensor) -> bool:
+    """Whether `hopper_grads` takes these inputs, of any call of the operator."""
+    if not HAS_GLUON or not is_hopper() or g is None or decay_kind(g) != HEAD or plan.table is not None:
+        return False
+    (_, length, _, value_dim), key_dim = do.shape, k.shape[-1]
+    if plan.work != torch.bfloat16 or (key_dim, value_dim) != (DIM, DIM) or plan.chunk != 64 or length % plan.chunk:
+        return False
+    copied = q, k, do
+    if any(plan.chunk * x.stride(1) >= INT32_END for x in (*copied, beta)):
+        return False
+    return bool(do.numel()) and all(map(is_copied, copied))
 
 
 def is_copied(x: Tensor) -> bool:

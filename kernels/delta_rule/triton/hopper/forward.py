@@ -20,6 +20,8 @@ from subquad.kernels.delta_rule.triton.hopper.tiles import (
     COPY_WARPS,
     FLOATS,
     LONG,
+    NOTHING,
+    add,
     barrier_of_warps,
     copy_rows,
     cut_to_bfloat16,
@@ -40,18 +42,11 @@ NUM = gl.constexpr(4)
 VALUE_SLOTS = gl.constexpr(3)
 """Chunks of values in shared memory."""
 LOWEST = gl.constexpr(_LOWEST.value)
-NOTHING = gl.constexpr(-1e30)
-"""A log-decay whose exponential is zero."""
 BY_ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 BY_TILES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 _IN_A_TILE = [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (1, 0), (2, 8), (4, 16), (8, 0), (16, 0)]
 TILES = gl.constexpr(gl.SharedLinearLayout([*([0, i, j] for i, j in _IN_A_TILE), [1, 0, 0], [2, 0, 0]], [], 1024))
 """NUM tiles [32, 32] of bfloat16, each as `NVMMASharedLayout` puts it in memory (64 bytes of swizzle)."""
-
-
-@gluon.jit
-def add(a, b):
-    return a + b
 
 
 @gluon.jit

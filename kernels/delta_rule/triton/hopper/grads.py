@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from subquad.kernels.delta_rule.triton.hopper.tiles import COPY_WARPS, FLOATS, barrier_of_warps, copy_rows
+from subquad.kernels.delta_rule.triton.hopper.tiles import COPY_WARPS, FLOATS, NOTHING, add, barrier_of_warps, copy_rows
 from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan
 from subquad.kernels.device import num_processors
 from subquad.kernels.gated_linear_attention.triton.plan import PositionStrides, planned
@@ -39,12 +39,6 @@ OUTPUT_TILES, KEY_TILES, DELTA_TILES, STATE_TILES, DSTATE_TILES, TILES = (
 ROWS = gl.constexpr(4)
 """Chunks whose numbers a position are in shared memory; the copies are less than three chunks ahead."""
 LOG2E = gl.constexpr(1.4426950408889634)
-LOWEST = gl.constexpr(-1e30)
-
-
-@gluon.jit
-def add(a, b):
-    return a + b
 
 
 @gluon.jit
@@ -187,7 +181,9 @@ def half_of_keys(
         b_behind = s_suffix.index(i % ROWS).load(ROW) * LOG2E
         b_by = s_beta.index(i % ROWS).load(COLUMN)
         b_beta = s_beta.index(i % ROWS).load(ROW)
-        b_decays = gl.exp2(gl.where((o_i + none)[:, None] >= o_l[None, :], b_upto[:, None] - b_before[None, :], LOWEST))
+        b_decays = gl.exp2(
+            gl.where((o_i + none)[:, None] >= o_l[None, :], b_upto[:, None] - b_before[None, :], NOTHING)
+        )
         b_da, b_dl, b_qk, b_kk = warpgroup_mma_wait(0, deps=(b_da, b_dl, b_qk, b_kk))
         b_da *= b_decays * scale
         b_dl *= gl.where((o_i + none)[:, None] > o_l[None, :], -b_decays, 0.0)

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # one thread a worker; --dist worksteal keeps the workers busy to the end, since tests differ a hundredfold in length;
 # without bytecode on disk, every worker and every process that a test starts would compile our modules again
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=10 --durations-min=1
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=10 --durations-min=1
 PARALLEL := -n auto --dist worksteal
 
 .PHONY: quickstart test quick test-all slow test-gpu faults lint links types docs clean

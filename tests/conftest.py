@@ -16,6 +16,10 @@ from tests.time_limit import pytest_addoption
 
 __all__ = ["poisoned_memory", "pytest_addoption"]
 
+# before torch is imported: workers, and the processes that tests start, share the cores, and with a thread for every
+# core each they take three times as long
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_configure(config):
     time_limit.pytest_configure(config)

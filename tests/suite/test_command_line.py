@@ -32,7 +32,7 @@ TRAIN = ("--set", "train.steps=60", "--set", "train.eval_every=20", *FEW_ROWS)
 def call(*arguments):
     """A command in a process of its own, as a user has it."""
     command = [sys.executable, str(HOME / "run_suite.py"), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(command, capture_output=True, text=True, cwd=HOME, timeout=240, env=environment)
 
 
@@ -467,7 +467,7 @@ def carries_out_a_run(process, results):
 def test_an_interrupted_grid_continues_with_the_same_numbers(whole, command_line, tmp_path, number, moment):
     broken = tmp_path / "broken"
     command = [sys.executable, str(HOME / "run_suite.py"), *map(str, quick(broken))]
-    process = subprocess.Popen(command, cwd=HOME, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, cwd=HOME, stdout=subprocess.PIPE)
     while not moment(process, broken):
         assert process.poll() is None, "the grid has ended before it was interrupted"
         time.sleep(0.02)

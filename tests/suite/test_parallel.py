@@ -251,7 +251,7 @@ def test_under_torchrun_the_runs_of_a_grid_are_carried_out_once(tmp_path):
         "choose('local')(runs, Path(sys.argv[1]), Recording(), Settings(device='cpu', processes=2))\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script), str(tmp_path)]
-    environment = with_subquad(HOME) | {"OMP_NUM_THREADS": "1"}
+    environment = with_subquad(HOME)
     subprocess.run(command, cwd=HOME, env=environment, check=True, timeout=200)
     runs = [make_run(TASK, DOUBLE, TRAIN, seed=seed) for seed in range(2)]
     for run in runs:

@@ -178,7 +178,7 @@ def test_two_processes_with_two_workers_each_carry_out_every_run_of_a_grid_once(
     root = tmp_path / "results"
     code = "import sys; from pathlib import Path; from tests.suite.test_shared_folder import carry_out\n"
     code += "carry_out(Path(sys.argv[1]), jobs=2, num_runs=20, epochs=2)"
-    environment = with_subquad(HOME) | {"OMP_NUM_THREADS": "1"}
+    environment = with_subquad(HOME)
     both = [subprocess.Popen([sys.executable, "-c", code, root], cwd=HOME, env=environment) for _ in range(2)]
     assert [one.wait(timeout=240) for one in both] == [0, 0]
     begun = [run_id for runs in started(root).values() for run_id in runs]

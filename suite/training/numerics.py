@@ -62,8 +62,8 @@ def _settings() -> dict[str, Any]:
 
 
 def _be_deterministic(wanted: bool) -> None:
-    # even to set what is set, torch imports its compiler, which takes a second
-    if torch.are_deterministic_algorithms_enabled() != wanted:
+    # even to set what is set, torch imports its compiler, which takes a second; where it only warns, it is not set
+    if torch.are_deterministic_algorithms_enabled() != wanted or torch.is_deterministic_algorithms_warn_only_enabled():
         torch.use_deterministic_algorithms(wanted)
 
 

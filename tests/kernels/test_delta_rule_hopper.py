@@ -163,7 +163,7 @@ def test_where_the_walk_alone_is_used(monkeypatch):
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_gradients_alone_equal_the_recurrence(launched, groups):
-    """Of a length that the other kernels for Hopper do not take; also without the gradients of log-decays."""
+    """The other kernels for Hopper do not take this length; a call without gradients of log-decays gives the same."""
     inputs = make_inputs(192, groups=groups)
     assert_matches_reference(on_views, delta_rule_reference, inputs, dtype=torch.bfloat16, keep=("log_decay",))
     assert set(launched) == {"_hopper_grads_kernel"}

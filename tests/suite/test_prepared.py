@@ -1,4 +1,4 @@
-"""What a run is prepared with: a model trains all of its parameters and nothing else, and operators are recorded."""
+"""A prepared run trains all parameters of its model and nothing else, and records its operators."""
 
 import functools
 

@@ -22,6 +22,7 @@ from subquad.suite.store import endings, storage
 from subquad.suite.training import data, trainer
 from subquad.suite.training.config import TrainConfig
 from subquad.suite.training.data import FiniteOrder, FreshOrder, HostOrder, digest, finite_order, load_splits
+from subquad.suite.training.numerics import numerics
 from subquad.suite.training.scores import add_rows
 from subquad.suite.training.selection import Selection
 from tests.suite.toy import MEASURED, Parity, ToyModel, interrupted, make_run, numbers
@@ -38,6 +39,15 @@ def test_the_same_seed_gives_bitwise_equal_losses():
     first, second = train(run), train(run)
     assert numbers(first.rows) == numbers(second.rows)
     assert numbers(first.rows) != numbers(train(make_run(train={"deterministic": True}, seed=1)).rows)
+
+
+def test_a_deterministic_run_fails_where_its_process_was_only_to_warn():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with numerics("fp32", deterministic=True):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_the_record_joins_accuracy_speed_memory_parameters_and_state():

@@ -102,7 +102,7 @@ def walker(
         b_dv = warpgroup_mma(b_high, s_inverse.index(stage), b_rest, is_async=True)
         b_dv = warpgroup_mma(b_low, s_inverse.index(stage), b_dv, is_async=True)
         b_dv = warpgroup_mma(b_high, s_low.index(stage), b_dv, is_async=True)
-        # what the outputs add to the gradient of the state waits for nothing
+        # these products with the gradients of outputs wait for no other one
         b_dstate *= b_decay
         b_scaled = b_do16.to(gl.float32) * (s_in.index(stage).load(COLUMN) * scale)[None, :]
         b_high, b_low = two_terms(b_scaled, A_WIDE)

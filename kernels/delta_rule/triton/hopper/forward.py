@@ -408,7 +408,7 @@ def _forward_plan(
         V=value_dim,
         C=CHUNK,
         GROUP=heads // groups,
-        # what the results of a backward pass are converted in takes the room of one slot
+        # the results that a backward pass reads change their layout in shared memory, which takes the room of one slot
         SLOTS=7 if keep else 8,
         num_warps=4,
     )

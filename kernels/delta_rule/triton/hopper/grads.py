@@ -88,7 +88,7 @@ def copier(
         fill(s_tiles, OUTPUT_TILES + two * 4, p_do, do_stride_t)
         fill(s_tiles, OUTPUT_TILES + two * 4 + 2, dv + o_v, H * V)
         async_copy.mbarrier_arrive(ready.index(OUTPUTS + two), increment_count=False)
-        # of the last but one chunk do and dv have been read, and of those before it everything
+        # both warp groups have read do and dv of the last chunk but one, and everything of the chunks before it
         s_prefix.index(i % ROWS).store(b_prefix)
         s_suffix.index(i % ROWS).store(b_suffix)
         s_beta.index(i % ROWS).store(b_beta.to(gl.float32))

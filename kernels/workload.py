@@ -92,7 +92,8 @@ class Workload:
     short: Callable[[Shape], Shape]
     implementations: tuple[Implementation, ...]
     shapes: Mapping[str, tuple[Shape, ...]]
-    """Shapes by set: `paper` has those of the papers and peers, `quick` one or two of them, seconds on a GPU."""
+    """Shapes by set: `paper` has those of the papers and peers, `quick` one or two of them, seconds on a GPU, and
+    `arena`, where the quick ones are too few, those of the two sets on which the arena compares ours with peers."""
     shape_of: Callable[[Inputs], Shape] | None = None
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     keep: tuple[str, ...] = ()

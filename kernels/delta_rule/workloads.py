@@ -41,6 +41,8 @@ from subquad.kernels.workload import (
 CHUNK = 64
 DAMPING = 16
 FORMS = ("write", "plain")
+SIZES = (8, 2048), (1, 16384)
+"""Sequences and positions: batches of training, and one long sequence."""
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -95,6 +97,12 @@ def short(shape: Shape) -> Shape:
     return {**at_most(B=2, T=130, H=2)(shape), **({"G": 1} if "G" in shape else {})}
 
 
+# large Gated DeltaNets have twice as many heads of values as of keys
+LARGE = {"B": 1, "T": 32768, "H": 32, "G": 16, "K": 128, "V": 128, "decay": "head"}
+CONTESTED = (
+    *({"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": "head"} for batch, length in SIZES),
+    LARGE,
+)
 WORKLOAD = Workload(
     op="delta_rule",
     reference=delta_rule_reference,
@@ -112,13 +120,13 @@ WORKLOAD = Workload(
             *(
                 {"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": decay}
                 for decay in ("none", "head", "key")
-                for batch, length in ((8, 2048), (1, 16384))
+                for batch, length in SIZES
             ),
-            # large Gated DeltaNets have twice as many heads of values as of keys
-            {"B": 1, "T": 32768, "H": 32, "G": 16, "K": 128, "V": 128, "decay": "head"},
+            LARGE,
             # a length that the kernels for Hopper do not take
             {"B": 8, "T": 2000, "H": 16, "K": 128, "V": 128, "decay": "head"},
         ),
+        "arena": CONTESTED,
     },
     keep=("initial_state",),
     small=(

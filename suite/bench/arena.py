@@ -40,9 +40,10 @@ def competing(workload: Workload, sets: Sequence[str], *, on_gpu: bool = True) -
 
 
 def one_for_every_peer(workload: Workload) -> list[Case]:
-    """The cases of the quick shapes, and of one more shape for each peer that takes none of these."""
+    """The cases of the shapes that a workload names for the arena, by default the quick ones, and of one more shape for
+    each peer that takes none of these."""
     every = competing(workload, ("quick", "paper"))
-    chosen = {tuple(shape.items()) for shape in workload.shapes["quick"]}
+    chosen = {tuple(shape.items()) for shape in workload.shapes.get("arena", workload.shapes["quick"])}
     for peer in filter(is_peer, workload.implementations):
         own = [case for case in every if case.implementation == peer.name]
         suited = [case.shape for case in own if peer.supports(dict(case.shape), case.torch_dtype) is None]

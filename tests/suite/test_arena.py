@@ -160,12 +160,12 @@ def test_rows_are_continued_for_the_same_code_and_versions_alone(monkeypatch, tm
 
 
 def test_every_peer_is_timed_on_a_shape_that_it_takes():
-    """FlashKDA takes decays of channels alone, which no quick shape of the delta rule has."""
+    """FlashKDA takes decays of channels alone, which no other shape of the delta rule in the arena has."""
     found = one_for_every_peer(DELTA_RULE)
     taken = {case.implementation for case in found if not supports(case)}
     assert taken == {implementation.name for implementation in DELTA_RULE.implementations} - {"torch"}
     assert {dict(case.shape)["decay"] for case in found} == {"head", "key"}
-    assert len({case.shape for case in found}) == 2
+    assert len({case.shape for case in found}) == len(DELTA_RULE.shapes["arena"]) + 1
 
 
 def supports(case):

@@ -60,12 +60,34 @@ def natural(path: Path) -> list[tuple[int, int, str]]:
 
 
 def told_size(head: bytes) -> int:
-    """The bytes of a WAV file behind its first eight, as those eight state them; 0 where they state none.
+    """The bytes of a WAV or AIFF file behind its first eight, as its first 28 state them; 0 where they state none.
 
     A program that writes into a pipe cannot know them, and writes 2^32 - 1 or, as SoX, a little less than 2^31.
     """
-    size = int.from_bytes(head[4:8], "little")
+    kind, size = head[:4], int.from_bytes(head[4:8], "big")
+    if kind == b"RF64":
+        # a WAV file of more than 4 GB
+        return int.from_bytes(head[20:28], "little") if head[12:16] == b"ds64" else 0
+    if kind == b"RIFF":
+        size = int.from_bytes(head[4:8], "little")
+    elif kind not in (b"RIFX", b"FORM"):
+        return 0
     return 0 if size >= 0x7FFF_F000 else size
+
+
+def is_cut(path: Path) -> bool:
+    """Whether the end of a WAV, AIFF or Ogg file is missing, which libsndfile reads without an error."""
+    with path.open("rb") as file:
+        head = file.read(28)
+        if head[:4] != b"OggS":
+            return path.stat().st_size < 8 + told_size(head)
+        # a page has 65,307 bytes or fewer
+        file.seek(max(0, path.stat().st_size - 2**16))
+        page = file.read()
+    page = page[page.rfind(b"OggS") :]
+    sizes = page[27 : 27 + page[26]] if len(page) > 26 else b""
+    is_last = len(page) > 5 and bool(page[5] & 4)
+    return not is_last or not sizes or len(page) < 27 + len(sizes) + sum(sizes)
 
 
 def read_recording(path: Path, resample: bool) -> Array:
@@ -79,12 +101,8 @@ def read_recording(path: Path, resample: bool) -> Array:
     except soundfile.LibsndfileError as error:
         reason = " ".join(str(error).split()).replace(str(path), "it")
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again.") from None
-    # libsndfile reads a truncated WAV file without an error
-    if path.suffix.lower() == ".wav":
-        with path.open("rb") as file:
-            head = file.read(8)
-        if head[:4] == b"RIFF" and path.stat().st_size < 8 + told_size(head):
-            raise DataError(f"{path}: truncated; fetch it again.")
+    if is_cut(path):
+        raise DataError(f"{path}: truncated; fetch it again.")
     if not len(wave):
         raise DataError(f"{path}: holds no sound; remove it or fetch it again.")
     if not np.isfinite(wave).all():

@@ -49,7 +49,7 @@ def plain(path: Path, key: str) -> Path:
 
     key: identifies the content of the folder that the file belongs to.
     """
-    if path.suffix != ".gz":
+    if path.suffix.lower() != ".gz":
         return path
     name = f"fasta-{hashlib.sha256(f'{key} {path}'.encode()).hexdigest()[:16]}"
     target = cache.place("unpacked", name)
@@ -57,7 +57,7 @@ def plain(path: Path, key: str) -> Path:
         with cache.lock(name):
             if not target.is_dir():
                 unpack(path, target)
-    return target / path.name.removesuffix(".gz")
+    return target / path.stem
 
 
 def _mapped(path: Path) -> Array:
@@ -86,6 +86,9 @@ def index(path: Path, told: Path) -> dict[str, Array]:
             records = library.Faidx(str(path), indexname=str(Path(folder) / "index.fai"), read_long_names=True).index
         except (library.FastaIndexingError, ValueError, OSError, RuntimeError) as error:
             reason = " ".join(str(error).split()).replace(str(path), "it")
+            if "Unhandled" in reason:
+                # pyfaidx asks to be told of it, but several blank lines in a row are the fault of the file
+                reason = "several blank lines follow a record or are in it"
             raise DataError(
                 f"{told}: no FASTA file that can be indexed ({reason}); correct or fetch it again."
             ) from None
@@ -128,9 +131,11 @@ def _header(content: Array, offset: int) -> str:
 
 def fasta_in(folder: Path) -> list[Path]:
     """The FASTA files of a folder. A packed file is left out where the plain one lies beside it."""
-    found = [path for path in cache.files_in(folder, *SUFFIXES) if path.is_file()] if folder.is_dir() else []
+    shown = cache.files_in(folder, *SUFFIXES) if folder.is_dir() else []
+    # a link to a file that is gone is met when it is read
+    found = [path for path in shown if not path.is_dir()]
     names = {path.name for path in found}
-    return [path for path in found if path.suffix != ".gz" or path.stem not in names]
+    return [path for path in found if path.suffix.lower() != ".gz" or path.stem not in names]
 
 
 def fasta_below(folder: Path) -> list[Path]:

@@ -25,8 +25,8 @@ class ImageFolder(ChosenTask):
         target  frog                            (the folder that the picture lies in)
 
     Source: the folder `data` in the layout that `datasets` calls `imagefolder`, `{train,validation,test}/<class>/` with
-    PNG or JPEG files. Where there is no `validation`, one training picture in ten is held out, under either policy. No
-    published number belongs to this task.
+    PNG or JPEG files. Where there is no `validation` (or `valid`, `val`), one training picture in ten is held out,
+    under either policy. No published number belongs to this task.
     """
 
     name: ClassVar[str] = "image-folder"

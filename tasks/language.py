@@ -380,6 +380,8 @@ def plain_text(path: Path) -> bytes:
                 content = unpacked(content)
             except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
                 raise DataError(f"{path}: damaged ({error}); fetch it again.") from None
+            if content.startswith(tuple(PACKED)):
+                raise DataError(f"{path}: packed twice; unpack it.")
             break
     else:
         if path.suffix.lower() in (".gz", ".bz2", ".xz"):
@@ -397,6 +399,12 @@ def plain_text(path: Path) -> bytes:
                 return content.decode(encoding).encode()
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}: damaged {encoding.upper()} ({error.reason}); fetch it again.") from None
+    # every second byte of English in UTF-16, and some bytes of any program or picture
+    if (at := content.find(0)) >= 0:
+        raise DataError(
+            f"{path}: no text, for its byte {at} is 0: it holds binary data, or UTF-16 without a byte order mark; "
+            "convert it to UTF-8."
+        )
     return content
 
 
@@ -488,9 +496,13 @@ class WikiText(LanguageTask):
 
 
 def _shown(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` without hidden folders."""
-    for place, folders, names in os.walk(folder):
+    """`os.walk` without hidden folders, into links as well. DataError where a link leads to a folder above it."""
+    for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not cache.hidden(name)]
+        for name in folders:
+            below = Path(place, name)
+            if below.is_symlink() and Path(place).resolve().is_relative_to(below.resolve()):
+                raise DataError(f"{below}: links to a folder above it, which has no end; remove the link.")
         yield place, folders, names
 
 

@@ -166,7 +166,7 @@ def read_clip(path: Path) -> Array:
     soundfile = needed("soundfile", f"{SpeechCommands.name}: reading WAV files", "audio")
     content = path.read_bytes()
     # libsndfile reads a truncated file without an error, so its size is compared with its header
-    if content[:4] != b"RIFF" or len(content) < 8 + told_size(content[:8]):
+    if content[:4] != b"RIFF" or len(content) < 8 + told_size(content[:28]):
         raise _fault(f"{path} is truncated or not a WAV file ({len(content)} bytes); fetch it again.")
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:

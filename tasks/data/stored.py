@@ -123,6 +123,15 @@ class StoredTask(TaskBase, PreparedTask):
             return made
         return self._stored_arrays(workers, force)
 
+    def _read_unchanged(self, content: str) -> dict[str, Array]:
+        """What `read` makes of the files with this fingerprint. A DataError where they change meanwhile."""
+        folder = self.folder
+        before = self._hash_of_files()
+        made = self.read(folder)
+        if self._hash_of_files() != before or self.fingerprint() != content:
+            raise DataError(f"{folder}: a file changed while it was read; wait until it is complete, and start again.")
+        return made
+
     def _stored_arrays(self, workers: int, force: bool) -> dict[str, Array]:
         facts: dict[str, Any] = {
             "task": self.name,
@@ -140,7 +149,7 @@ class StoredTask(TaskBase, PreparedTask):
             with cache.lock(f"prepared-{self.name}-{key}"):
                 # another process may have made it while this one waited for the lock
                 if force or not target.is_dir():
-                    made = self.generate(workers) if self.generated else self.read(self.folder)
+                    made = self.generate(workers) if self.generated else self._read_unchanged(facts["content"])
                     with cache.new_folder(target) as temporary:
                         for name, array in made.items():
                             np.save(temporary / f"{name}.npy", array, allow_pickle=False)

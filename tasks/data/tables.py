@@ -20,7 +20,7 @@ from subquad.tasks.data.manifest import HUB, source
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json"}
 """Endings of tables and the names of their readers in `datasets`."""
 
-WORDS = {"train": ("train",), "valid": ("validation", "valid"), "test": ("test",)}
+WORDS = {"train": ("train",), "valid": ("validation", "valid", "val"), "test": ("test",)}
 """Names of the files and folders of a split."""
 
 

@@ -170,7 +170,8 @@ def _gzip(archive: Path) -> Members:
         if file.read(2) != GZIP:
             raise gzip.BadGzipFile("it is no tar, zip or gz file")
     with gzip.open(archive) as content:
-        yield archive.name.removesuffix(".gz"), content  # type: ignore[misc]
+        name = archive.stem if archive.suffix.lower() == ".gz" else archive.name
+        yield name, content  # type: ignore[misc]
 
 
 def _inside(archive: Path, name: str) -> PurePosixPath:

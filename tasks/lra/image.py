@@ -238,7 +238,10 @@ class LRAImage(ChosenTask):
                     raise DataError(
                         f"{paths[0]}: row {number} is no picture of 32 x 32 with a label below 10; restore it."
                     )
-                pixels.append(np.asarray(picture.convert("L")).reshape(-1))
+                try:
+                    pixels.append(np.asarray(as_grey(picture)).reshape(-1))
+                except ValueError as error:
+                    raise DataError(f"{paths[0]}: the picture of row {number} cannot be read ({error}).") from None
                 labels.append(label)
             arrays[f"{split}.inputs"] = np.array(pixels, dtype=np.uint8)
             arrays[f"{split}.targets"] = np.array(labels, dtype=np.int8)

@@ -8,7 +8,17 @@ import torch
 
 from subquad.suite.contracts import IGNORE
 from subquad.suite.training.trainer import Trainer
-from subquad.tasks.audio import LEVELS, RATE, ZERO, Recordings, YouTubeMix, mu_law, mu_law_decode, stretched
+from subquad.tasks.audio import (
+    LEVELS,
+    RATE,
+    ZERO,
+    Recordings,
+    YouTubeMix,
+    mu_law,
+    mu_law_decode,
+    read_recording,
+    stretched,
+)
 from subquad.tasks.data import obtain
 from subquad.tasks.data.faults import DataError, NoDataError
 from tests.drawn import only
@@ -153,6 +163,21 @@ def test_a_bad_recording_is_met_before_a_run_and_named(folder, damage, message):
     damage(folder / "out3.wav")
     with pytest.raises(DataError, match=message):
         Recordings(data=folder, length=100).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [("WAV", {"endian": "BIG"}), ("RF64", {}), ("AIFF", {}), ("OGG", {"subtype": "VORBIS"})],
+)
+def test_a_recording_of_any_container_that_was_cut_off_is_refused(tmp_path, form, options):
+    path = tmp_path / "out.wav"
+    soundfile.write(path, unit(noise(1, 20_000)), RATE, format=form, **options)
+    whole = path.read_bytes()
+    assert len(read_recording(path, resample=False)) == 20_000
+    for missing in (1, 999, len(whole) // 2):
+        path.write_bytes(whole[:-missing])
+        with pytest.raises(DataError, match=r"out\.wav: truncated"):
+            read_recording(path, resample=False)
 
 
 def test_rows_longer_than_any_recording_say_what_to_do(folder, tmp_path_factory, monkeypatch):

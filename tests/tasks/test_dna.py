@@ -249,6 +249,11 @@ def spoil_fasta(old, new):
         (spoil_fasta(b">chr2", b">chr1 the first"), r"genome.fa: no FASTA file that can be indexed .*Duplicate"),
         (spoil_fasta(b">chr2", b">chr1"), r"line 1: genome.fa has two records chr1; give each a name"),
         (spoil_fasta(b">", b""), r"genome.fa: no FASTA file that can be indexed"),
+        (
+            lambda folder: (folder / "genome.fa").write_text(f">chr1\n{CHR1}\n\n\n"),
+            r"genome.fa: no FASTA file that can be indexed \(several blank lines",
+        ),
+        (lambda folder: (folder / "b.fa").symlink_to("gone"), r"holds 2 FASTA and 1 BED files"),
         (lambda folder: (folder / "genome.fa").write_bytes(b""), r"genome.fa: no FASTA file that can be indexed"),
         (lambda folder: write_fasta(folder / "b.fa", {"x": "ACGT"}), r"holds 2 FASTA and 1 BED files"),
         (lambda folder: (folder / "some.bed").unlink(), r"does not hold one FASTA and one BED file"),
@@ -266,6 +271,13 @@ def test_a_damaged_packed_genome_is_named(folder):
     (folder / "genome.fa").unlink()
     with pytest.raises(DataError, match=r"genome.fa.gz: damaged"):
         HG38(data=folder).fingerprint()
+
+
+def test_a_packed_genome_may_have_its_ending_in_capitals(folder):
+    plain = rows(HG38(data=folder, length=16), "test")
+    (folder / "GENOME.FA.GZ").write_bytes(gzip.compress((folder / "genome.fa").read_bytes()))
+    (folder / "genome.fa").unlink()
+    assert rows(HG38(data=folder, length=16), "test") == plain
 
 
 def test_ambiguous_letters_are_read_as_n(folder):

@@ -58,6 +58,13 @@ def test_a_tenth_of_train_is_held_out_unless_there_is_a_validation_folder(folder
     assert load(folder, "test").targets.tolist() == [1]
 
 
+def test_a_validation_folder_may_have_its_shorter_name(folder):
+    (folder / "val" / "bee").mkdir(parents=True)
+    Image.new("L", (8, 8), 99).save(folder / "val" / "bee" / "0.png")
+    assert load(folder, "valid").inputs[:, 0].tolist() == [99]
+    assert len(load(folder, "train").inputs) == 30
+
+
 def test_reading_order_is_row_after_row(folder):
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     Image.fromarray(pixels).save(folder / "test" / "ant" / "00.png")

@@ -343,6 +343,8 @@ def test_a_text_in_another_form_is_the_same_text(tmp_path, name, packed):
         ("book.txt.gz", gzip.compress(b"word " * 999)[:-9], "damaged"),
         ("book.txt.gz", b"\x1f\x8a" + gzip.compress(b"word " * 999)[2:], "not packed, as its name says"),
         ("book.txt", codecs.BOM_UTF16_LE + b"a\0b", "damaged UTF-16"),
+        ("book.txt.gz", gzip.compress(bz2.compress(b"word " * 999)), "packed twice; unpack it"),
+        ("book.txt", "word ".encode("utf-16-le") * 99, "its byte 1 is 0: .*UTF-16 without a byte order mark"),
     ],
     # gzip writes the time, and every process must collect the same names
     ids=lambda value: "content" if isinstance(value, bytes) else None,
@@ -379,6 +381,40 @@ def test_hidden_documents_are_no_documents(tmp_path):
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / ".ipynb_checkpoints" / "1-checkpoint.txt").write_text("document 1")
     assert TextFile(data=tmp_path, length=16).stand_in == f"16 documents of {tmp_path.name}"
+
+
+def test_documents_in_linked_folders_are_documents(tmp_path):
+    for kind in ("neg", "pos"):
+        (tmp_path / "elsewhere" / kind).mkdir(parents=True)
+        for number in range(10):
+            (tmp_path / "elsewhere" / kind / f"{number}.txt").write_text(f"{kind} {number}")
+    (tmp_path / "set" / "neg").mkdir(parents=True)
+    (tmp_path / "set" / "neg" / "0.txt").write_text("neg 0")
+    (tmp_path / "set" / "more").symlink_to(tmp_path / "elsewhere")
+    assert TextFile(data=tmp_path / "set", length=16).stand_in == "21 documents of set"
+    (tmp_path / "elsewhere" / "pos" / "up").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"pos.up: links to a folder above it"):
+        TextFile(data=tmp_path / "set", length=16).fingerprint()
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
+    """Else the arrays of one content would be kept in the cache under the hash of another."""
+    book = tmp_path / "book.txt"
+    book.write_text("one " * 999)
+    read = TextFile.read
+
+    def interrupted(self, folder):
+        found = read(self, folder)
+        with book.open("a") as file:
+            file.write("two")
+        return found
+
+    monkeypatch.setattr(TextFile, "read", interrupted)
+    with pytest.raises(DataError, match="a file changed while it was read"):
+        TextFile(data=book, length=16).arrays()
+    book.write_text("one " * 999)
+    monkeypatch.undo()
+    assert len(TextFile(data=book, length=16).arrays()["train.stream"]) == round(0.9 * 4 * 999)
 
 
 def test_a_folder_of_documents_is_split_by_whole_documents_in_an_order_of_their_names(tmp_path):

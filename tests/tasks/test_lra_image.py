@@ -157,6 +157,20 @@ def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(off
     assert LRAImage(data=hub).stand_in == ""
 
 
+def test_pictures_of_16_bits_in_tables_are_scaled_and_transparent_ones_refused(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
+    deep = Image.fromarray(np.full((32, 32), 257 * 100, dtype=np.uint16))
+    for split in ("train", "test"):
+        rows = {"img": [deep] * 10, "label": [0] * 10}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / f"{split}.parquet")
+    assert (LRAImage(data=tmp_path).arrays()["test.inputs"] == 100).all()
+    rows = {"img": [Image.new("RGBA", (32, 32))], "label": [0]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "test.parquet")
+    with pytest.raises(DataError, match=r"test\.parquet: the picture of row 1 cannot be read \(it has transparent"):
+        LRAImage(data=tmp_path).arrays()
+
+
 def test_a_missing_batch_is_named(official):
     (official / "cifar-10-batches-py" / "data_batch_4").unlink()
     with pytest.raises(DataError, match="data_batch_4 is not in"):

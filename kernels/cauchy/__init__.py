@@ -88,8 +88,8 @@ def _check(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> None:
         raise ValueError(f"cauchy: residues must end in {list(Lambda.shape)} as Lambda, got {list(residues.shape)}.")
     if s.ndim != 1 or len(s) == 0 or not s.is_complex():
         raise ValueError(f"cauchy: s must be complex and [F >= 1], got {s.dtype} and {list(s.shape)}.")
-    kind = dt.dtype.to_complex() if dt.dtype in (torch.float32, torch.float64) else None
-    if kind is None or residues.dtype != kind or Lambda.dtype != kind:
+    kinds = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+    if not residues.dtype == Lambda.dtype == kinds.get(dt.dtype):
         raise ValueError(
             "cauchy: residues and Lambda must be complex64 with dt in float32, or complex128 with float64, got "
             f"{residues.dtype}, {Lambda.dtype} and {dt.dtype}; convert them."

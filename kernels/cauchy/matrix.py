@@ -16,6 +16,14 @@ from torch import Tensor
 from subquad.kernels.cauchy.reference import points
 
 
+def _products_are_exact() -> bool:
+    return torch.get_float32_matmul_precision() == "highest"
+
+
+# torch.compile cannot trace that question; it compiles again where the answer is another one
+_products_are_exact._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def cauchy_matrix(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> Tensor:
     """U [.., D, F] of arguments as those of `cauchy`."""
     w, q = points(s, dt)
@@ -24,7 +32,7 @@ def cauchy_matrix(residues: Tensor, Lambda: Tensor, dt: Tensor, s: Tensor) -> Te
     shared = torch.view_as_real(1 / ((w - at * pole) * (w - at * pole.conj())))
     weights = torch.stack([2 * residues.real, 2 * (residues * Lambda.conj()).real])
     # the sums cancel too far for TF32
-    exact = dt.dtype if torch.get_float32_matmul_precision() == "highest" else torch.float64
+    exact = dt.dtype if _products_are_exact() else torch.float64
     sums = weights.to(exact).flatten(0, -3).transpose(0, 1) @ shared.to(exact).flatten(-2)
     sums = torch.view_as_complex(sums.to(dt.dtype).unflatten(-1, (-1, 2))).transpose(0, 1)
     sums = sums.unflatten(0, weights.shape[:-2])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 def points(s: Tensor, dt: Tensor) -> tuple[Tensor, Tensor]:
     """w [F] and q [D, F] in the precision of dt, computed from s [F] in float64."""
-    s, kind = s.detach().to(torch.complex128), dt.dtype.to_complex()
+    s, kind = s.detach().to(torch.complex128), torch.promote_types(dt.dtype, torch.complex64)
     return (2 * s.sinh()).to(kind), dt[:, None] * s.cosh().to(kind)
 
 

@@ -238,7 +238,8 @@ def decayed_scores(q: Tensor, k: Tensor, decay: Decay | None) -> Tensor:
         if pairs.shape[1] == decays.shape[1]:
             return pairs * decays
         return (pairs.unsqueeze(2) * decays.unflatten(1, (pairs.shape[1], -1))).flatten(1, 2)
-    return _KeyScores.apply(q, k, decay.log, decay.levels)
+    # the compiler refuses one tensor as two inputs of a function
+    return _KeyScores.apply(q, k.view_as(k) if k is q else k, decay.log, decay.levels)
 
 
 def within_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Decay | None, on_key: bool) -> Tensor:

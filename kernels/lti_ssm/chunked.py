@@ -117,7 +117,7 @@ def powers_sum(v: Tensor, z: Tensor) -> Tensor:
     blocks = blocks.permute(3, 0, 1, 2).reshape(width, batch * outer, inner)
     j = torch.arange(inner - 1, -1, -1, device=z.device, dtype=torch.float64)
     i = torch.arange(outer - 1, -1, -1, device=z.device, dtype=torch.float64) * inner
-    kind = v.dtype.to_complex() if z.is_complex() else v.dtype
+    kind = torch.promote_types(v.dtype, torch.complex64) if z.is_complex() else v.dtype
     near = torch.exp(z.unsqueeze(1) * j[:, None]).to(kind)
     if z.is_complex():
         partial = torch.matmul(blocks, torch.view_as_real(near).flatten(-2))
@@ -202,4 +202,5 @@ class _SoftmaxStates(_States):
 
 def state_dtype(A: Tensor, B: Tensor | None, C: Tensor, real: torch.dtype) -> torch.dtype:
     """dtype of the states: complex where any part of the system is, in the precision of `real`."""
-    return real.to_complex() if any(m is not None and m.is_complex() for m in (A, B, C)) else real
+    is_complex = any(m is not None and m.is_complex() for m in (A, B, C))
+    return torch.promote_types(real, torch.complex64) if is_complex else real

@@ -23,7 +23,7 @@ def vandermonde_product(w: Tensor, z: Tensor, length: int, dtype: torch.dtype) -
     """
     inner = math.isqrt(length - 1) + 1
     outer = -(-length // inner)
-    kind = dtype.to_complex() if w.is_complex() or z.is_complex() else dtype
+    kind = torch.promote_types(dtype, torch.complex64) if w.is_complex() or z.is_complex() else dtype
     i = torch.arange(outer, device=z.device, dtype=torch.float64) * inner
     j = torch.arange(inner, device=z.device, dtype=torch.float64)
     left = w.to(kind).unsqueeze(2) * torch.exp(z[:, None, None] * i[:, None]).to(kind)
@@ -81,9 +81,6 @@ def widen(
 
 
 def filter_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """The dtype of the filter of A, B, C and dt, at least float32."""
-    dtype = torch.float32
-    for tensor in tensors:
-        if tensor is not None:
-            dtype = torch.promote_types(dtype, tensor.dtype.to_real())
-    return dtype
+    """The dtype of the filter of A, B, C and dt: float64 where one of them has this precision, else float32."""
+    double = (torch.float64, torch.complex128)
+    return torch.float64 if any(x is not None and x.dtype in double for x in tensors) else torch.float32

@@ -98,15 +98,10 @@ def test_plain_pytorch_returns_float32_that_no_parameter_in_half_precision_has_r
         assert_equals_plain_pytorch(op, None, inputs, exact=op, floors=floors)
 
 
-# those of complex parameters ask a dtype for its real one, and sequences of one length repeat an input of a gradient
-IN_PARTS = ("cauchy", "delta_rule", "h3_inner_step", "lti_ssm", "lti_ssm_step", "ssm_kernel")
 QUICK = ("causal_conv1d", "norm", "swiglu")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(op, marks=[pytest.mark.slow] * (op not in QUICK)) for op in OPERATORS if op not in IN_PARTS],
-)
+@pytest.mark.parametrize("name", [pytest.param(op, marks=[pytest.mark.slow] * (op not in QUICK)) for op in OPERATORS])
 def test_the_compiler_takes_an_operator_as_one_graph(name):
     operator = Operator(load(name), (torch.float32,), compiled=False)
     torch.compiler.reset()

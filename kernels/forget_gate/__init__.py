@@ -59,9 +59,8 @@ def forget_gate(
         raise ValueError(f"forget_gate: damping must be 1 with logits or a rate, got {damping}.")
     _check_rate(x, logits, bias, log_rate)
     obstacle = None if x.numel() else NO_ELEMENT
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
-        "forget_gate", backend, x, logits, bias, log_rate, obstacle=obstacle
-    ):
+    pays = not torch.compiler.is_compiling()
+    if use_triton("forget_gate", backend, x, logits, bias, log_rate, obstacle=obstacle, is_faster=pays):
         from subquad.kernels.forget_gate.triton import forget_gate_triton
 
         with on_device_of(x):

@@ -54,16 +54,16 @@ def linear_cross_entropy(
     x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
     num_logits = len(x) * len(weight)
     obstacle = None if len(x) else "needs at least one token"
-    if torch.compiler.is_compiling():
+    if compiled := torch.compiler.is_compiling():
         # the compiler fuses the plain computation, and cannot trace launches
-        return _plain(x, weight, targets, bias, ignore_index)
+        backend = "torch"
     options: dict[str, Any] = {"obstacle": obstacle, "is_faster": num_logits >= MIN_LOGITS}
     if use_triton("linear_cross_entropy", backend, x, weight, bias, beside=(targets,), **options):
         from subquad.kernels.linear_cross_entropy.triton import linear_cross_entropy_triton
 
         with on_device_of(x):
             return linear_cross_entropy_triton(x, weight, targets, bias, ignore_index)
-    if num_logits * x.element_size() > PLAIN_BYTES:
+    if num_logits * x.element_size() > PLAIN_BYTES and not compiled:
         return linear_cross_entropy_chunked(x, weight, targets, bias, ignore_index)
     return _plain(x, weight, targets, bias, ignore_index)
 

@@ -89,14 +89,14 @@ def norm(
     _check(x, weight, bias, kind, eps, residual, gate, gate_activation, activation, skip, skip_scale, gate_first)
     out_dtype = out_dtype or x.dtype
     _check_linear(x, residual, linear, out_dtype)
-    if backend != "auto" or not torch.compiler.is_compiling():
-        obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
-        if use_triton("norm", backend, x, weight, bias, residual, gate, skip, skip_scale, linear, obstacle=obstacle):
-            from subquad.kernels.norm.triton import Factors, Options, norm_triton
+    obstacle = f"takes D up to {MAX_WIDTH}, got D={x.shape[-1]}" if x.shape[-1] > MAX_WIDTH else None
+    others, pays = (weight, bias, residual, gate, skip, skip_scale, linear), not torch.compiler.is_compiling()
+    if use_triton("norm", backend, x, *others, obstacle=obstacle, is_faster=pays):
+        from subquad.kernels.norm.triton import Factors, Options, norm_triton
 
-            options = Options(kind, eps, gate_activation, activation, gate_first, out_dtype)
-            with on_device_of(x):
-                return norm_triton(x, residual, Factors(weight, bias, gate, skip, skip_scale), options, linear)
+        options = Options(kind, eps, gate_activation, activation, gate_first, out_dtype)
+        with on_device_of(x):
+            return norm_triton(x, residual, Factors(weight, bias, gate, skip, skip_scale), options, linear)
     y = norm_chunked(
         x,
         weight,

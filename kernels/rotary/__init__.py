@@ -42,9 +42,8 @@ def rotary(
     obstacle = None if q.shape == k.shape and q.numel() else "takes queries and keys of one shape, not empty"
     if needs_gradient(cos, sin):
         obstacle = "has no gradient of cos and sin"
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
-        "rotary", backend, q, k, cos, sin, beside=(time,), obstacle=obstacle
-    ):
+    pays = not torch.compiler.is_compiling()
+    if use_triton("rotary", backend, q, k, cos, sin, beside=(time,), obstacle=obstacle, is_faster=pays):
         from subquad.kernels.rotary.triton import rotary_triton
 
         with on_device_of(q):

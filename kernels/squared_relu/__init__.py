@@ -37,7 +37,7 @@ def squared_relu(
         check_shapes("squared_relu", {"weight": (weight, (*weight.shape[:1], x.shape[-1]))}, to_go_with="x")
         if weight.dtype != x.dtype:
             raise ValueError(f"squared_relu: weight must have the dtype of x, {x.dtype}, got {weight.dtype}.")
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton("squared_relu", backend, x, weight):
+    if use_triton("squared_relu", backend, x, weight, is_faster=not torch.compiler.is_compiling()):
         from subquad.kernels.squared_relu.triton import squared_relu_triton
 
         with on_device_of(x):

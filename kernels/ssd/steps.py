@@ -49,9 +49,7 @@ def ssd_steps(
     check_shapes("ssd_steps", {"share": (share, shape)}, to_go_with="x")
     wanted = {"bias": (bias, shape[-1:]), "rate": (rate, shape[-1:] if share is None else shape)}
     check_shapes("ssd_steps", wanted, to_go_with="x and share")
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton(
-        "ssd_steps", backend, x, bias, rate, share
-    ):
+    if use_triton("ssd_steps", backend, x, bias, rate, share, is_faster=not torch.compiler.is_compiling()):
         from subquad.kernels.ssd.steps_triton import ssd_steps_triton
 
         with on_device_of(x):

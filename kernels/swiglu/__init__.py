@@ -48,7 +48,7 @@ def swiglu(
     for name, other in (("weight", weight), ("up", up)):
         if other is not None and other.dtype != x.dtype:
             raise ValueError(f"swiglu: {name} must have the dtype of x, {x.dtype}, got {other.dtype}.")
-    if (backend != "auto" or not torch.compiler.is_compiling()) and use_triton("swiglu", backend, x, weight, up):
+    if use_triton("swiglu", backend, x, weight, up, is_faster=not torch.compiler.is_compiling()):
         from subquad.kernels.swiglu.triton import swiglu_triton
 
         with on_device_of(x):

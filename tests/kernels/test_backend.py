@@ -29,10 +29,19 @@ RECORDED = [name for name in CALLS if name.split()[0].removesuffix("_step") in V
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the kernels")
-@pytest.mark.parametrize("name", RECORDED)
-def test_every_call_of_an_operator_is_recorded(name):
+@pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        *((name, False) for name in RECORDED),
+        *(pytest.param(name, True, marks=[pytest.mark.slow] * (name != "swiglu")) for name in RECORDED),
+    ],
+)
+def test_every_call_of_an_operator_is_recorded(name, compiled):
     """On the CPU, where `auto` is PyTorch; a step counts as its operator."""
     op, (call, inputs) = name.split()[0].removesuffix("_step"), CALLS[name]()
+    if compiled:
+        torch.compiler.reset()
+        call = torch.compile(call, backend="eager", dynamic=False)
     with record_operators() as used:
         call(**inputs, backend="auto")
     assert used[op] == {"version": VERSIONS[op], "backend": "torch"}

@@ -182,8 +182,7 @@ class Attention(FusedStepMixer):
         q, k, v = self._project(x, torch.arange(steps, device=x.device))
         state.keys[:, :steps], state.values[:, :steps] = k, v
         y = self._attend(x, q, k, v)
-        # the state has its own copy, because steps change it in place
-        count = positions_seen(x, padding).clone()
+        count = positions_seen(x, padding)
         return y if padding is None else padding.to_back(y), replace(state, count=count)
 
     def state_size(self, length: int) -> int:
@@ -253,7 +252,7 @@ class WindowAttention(Attention):
         x = x if padding is None else padding.to_front(x)
         q, k, v = self._project(x, torch.arange(steps, device=x.device))
         y = self._attend(x, q, k, v)
-        count = positions_seen(x, padding).clone()
+        count = positions_seen(x, padding)
         if padding is not None:
             y = padding.to_back(y)
             k, v = (blank(padding.to_back(z.flatten(2)), padding).view_as(z) for z in (k, v))

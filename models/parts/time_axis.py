@@ -58,9 +58,10 @@ def blank(x: Tensor, padding: LeftPadding | None) -> Tensor:
 
 
 def positions_seen(x: Tensor, padding: LeftPadding | None) -> Tensor:
-    """[B], int64: number of positions of each row of x [B, T, D] that are no padding."""
+    """[B], int64, a new tensor: number of positions of each row of x [B, T, D] that are no padding."""
     if padding is not None:
-        return padding.lengths
+        # a state keeps it and changes it in place, and the caller of `prefill` keeps the lengths
+        return padding.lengths.clone()
     return torch.full((x.shape[0],), x.shape[1], dtype=torch.long, device=x.device)
 
 

@@ -252,6 +252,10 @@ def padding_is_not_read(config: Any, **options: Any) -> None:
     for row, length in enumerate(lengths.tolist()):
         alone = model(inputs[row : row + 1, prompt - length : prompt + steps])[0, length - 1 :]
         assert_near(got[row], alone, f"a padded prompt of {length} against the same alone")
+    _, state = model.prefill(inputs[:, :3], lengths := torch.tensor([3, 1, 2]))
+    model.restart(state)
+    kept = lengths.tolist()
+    assert kept == [3, 1, 2], f"the lengths 3, 1, 2 of prompts are {kept} after `restart`: let the state copy them"
 
 
 @torch.no_grad()

@@ -271,8 +271,8 @@ class LanguageTask(StoredTask):
         if count <= length:
             shorter = f", or set a length of at most {count - 1}" if count > 2 else ""
             raise DataError(
-                f"{self.name}: the {split} text of {self.folder} has {count} tokens, and a row of {length} takes "
-                f"{length + 1}; give more text{shorter}."
+                f"{self.name}: the {split} text of {self.data or self.folder} has {count} tokens, and a row of "
+                f"{length} takes {length + 1}; give more text{shorter}."
             )
 
     def segments(self, split: str, seed: int) -> Iterator[Segment]:
@@ -545,6 +545,8 @@ class TextFile(LanguageTask):
     def folder(self) -> Path:
         if self.data is None:
             raise NoDataError(f"{self.name}: no data; give --data FILE, any text.")
+        if not self.data.exists():
+            raise DataError(f"{self.name}: {self.data}: there is no such file or folder; give --data FILE.")
         return self.data.parent if self.data.is_file() else self.data
 
     def files(self, folder: Path) -> list[Path]:

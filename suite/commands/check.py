@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from subquad.suite.commands.repository import Plugins, Repository, Set, repository_of
+from subquad.suite.contracts import MissingDataError
 from subquad.suite.options import options_in, parse
 from subquad.suite.plugins import reason_of
 
@@ -53,7 +54,11 @@ def check(
 
     from subquad.suite.laws import tasks as laws
 
-    rows = laws.everything(built)
+    try:
+        rows = laws.everything(built)
+    except MissingDataError as error:
+        # the option of other commands, which this one does not have
+        raise ValueError(str(error).replace("--data ", "--set data=")) from None
     broken = _try(name, laws.LAWS, built)
     print(f"digest of its rows at seed 0: {laws.digest(rows)[:16]}")
     if broken:

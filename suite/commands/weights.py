@@ -112,7 +112,7 @@ def export_weights(
     )[1]
     assert isinstance(known, Config)
     said = known.model_dump(mode="json")
-    if lost := [key for key in options.keys() | said.keys() if _lost(key, options.get(key), said.get(key))]:
+    if lost := [key for key in options.keys() | said.keys() if _lost(key, options, said)]:
         raise ValueError(f"{path}: the layout {layout or fitting[0]} has no field for {', '.join(sorted(lost))}")
     if (ours := _output_eps(options)) != (fixed := _output_eps(said)):
         differ = f"always has output_norm_eps={fixed:g}, and the run has {ours:g}, so logits differ"
@@ -149,13 +149,14 @@ OF_TRAINING = (
 """Options that a trained language model has no use for."""
 
 
-def _lost(key: str, ours: Any, said: Any) -> bool:
+def _lost(key: str, options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Whether a layout changes an option. What is a default of ours is a number in some layouts."""
+    ours, said = options.get(key), others.get(key)
     if key in (*OF_TRAINING, "version", "output_norm_eps") or (ours is None and key in ("dt_rank", "head_dim")):
         return False
     if isinstance(ours, float) and isinstance(said, (int, float)):
-        # an inner width that was rounded up
-        return abs(ours - said) > (0.1 * ours if key == "mlp_ratio" else 0.0)
+        # an inner width that was rounded up to a multiple of 8
+        return abs(ours - said) * options["d_model"] >= 8 if key == "mlp_ratio" else ours != said
     return bool(ours != said)
 
 

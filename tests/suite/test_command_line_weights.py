@@ -105,10 +105,10 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_comes_back_bit_by_bit(name, tmp_path, command_line):
-    """Also with fewer tokens than there are bytes, as models of other tasks than text have."""
+    """Also with fewer tokens than there are bytes, as models of other tasks than text have, and of a small width."""
     layout = LAYOUTS[name]
     config = MODELS.load(layout.model)(
-        num_layers=2, d_model=64, tie_embeddings=False, **UNUSUAL.get(layout.model, {})
+        num_layers=2, d_model=16, tie_embeddings=False, **UNUSUAL.get(layout.model, {})
     )  # fmt: skip
     folder = tmp_path / "first"
     torch.manual_seed(0)

@@ -62,6 +62,8 @@ REFUSED = [
     ("run quickstart --only model.name=rwkv", "--only model.name=rwkv", "no run has it", "--plugin"),
     ("run quickstart --only task=mqar", "--only task: task has several settings; name one of them, such as task."),
     ("run quickstart --only model.nam=gla", "--only model.nam", "did you mean 'model.name'"),
+    ("check task text-file", "error: text-file: no data; give --set data=FILE, any text."),
+    ("check task text-file --set data=/gone/a.txt", "error: text-file: /gone/a.txt: there is no such file or folder"),
     ("check task mqar --set length", "--set 'length': expected option=value, e.g. num_train=1000"),
     ("check model gla --set num_heads=1 --set num_heads=2", "--set num_heads is given twice"),
     ("check model gla --set num_heads=3", "num_heads=3 does not divide"),

@@ -25,6 +25,12 @@ def identity(resolved: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def file_digest(path: Path, algorithm: str = "sha256") -> str:
+    """The hash of the content of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()
+
+
 def files_digest(paths: Iterable[Path], folder: Path) -> str:
     """Returns the SHA-256, in hexadecimal, of files below a folder: of their names in it and their contents."""
     digest = hashlib.sha256()
@@ -41,10 +47,7 @@ def path_digest(path: Path) -> str:
     """The digest of the content of a file, or of all files below a folder; of a path where nothing is, the path."""
     if path.is_dir():
         return files_digest(path.rglob("*"), path)
-    if not path.is_file():
-        return str(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return file_digest(path) if path.is_file() else str(path)
 
 
 def likeness(scale: str, resolved: Mapping[str, Any]) -> tuple[str, str]:

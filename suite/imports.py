@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from subquad.suite.identity import file_digest
+
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 """Names of the folders into which packages are installed."""
 PYTHON = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))
@@ -85,7 +87,7 @@ def content_of(modules: Iterable[str]) -> list[str]:
     """The digests of the files of those of these loaded modules that the user wrote."""
     places = [Path(file) for name in modules if (file := getattr(sys.modules[name], "__file__", None))]
     found = [place.file for path in places if (place := _own(_Place(path, ()))) and place.file]
-    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in found]
+    return [file_digest(file) for file in found]
 
 
 def _seen(name: str) -> _Source | None:

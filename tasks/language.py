@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 
 from subquad.suite.contracts import IGNORE, Segment, TaskSpec
+from subquad.suite.identity import file_digest
 from subquad.suite.store.documents import read_tokenizer
 from subquad.tasks.base import SPLITS, Array, token_dtype, token_spec
 from subquad.tasks.data import DataError, NoDataError, cache, find, needed
@@ -178,7 +179,7 @@ class LanguageTask(StoredTask):
             return content
         if not self.tokenizer.is_file():
             raise DataError(f"{self.name}: {self.tokenizer}: there is no such file; give tokenizer a tokenizer.json.")
-        return hashlib.sha256(f"{content} {cache.file_hash(self.tokenizer)}".encode()).hexdigest()
+        return hashlib.sha256(f"{content} {file_digest(self.tokenizer)}".encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, cut as the training text is."""

@@ -72,7 +72,6 @@ class SSD(OnceDifferentiable):
             q,
             k,
             v,
-            log_decay,
             torch.zeros_like(v) if dy is None else dense_channels(dy),
             states=states,
             factors=factors,

@@ -16,6 +16,7 @@ from subquad.suite.commands.console import skipped, table_console
 from subquad.suite.commands.planning import resolved_runs
 from subquad.suite.commands.repository import LOCAL, Device, Repository, Results, Sets, repository_of, shown
 from subquad.suite.environment import CALL
+from subquad.suite.identity import file_digest
 from subquad.suite.options import options_in
 from subquad.suite.registry import counted, few, nearest
 from subquad.suite.settings.config import ExperimentConfig
@@ -193,12 +194,12 @@ def own_options(offer: Offer) -> list[str]:
 
 def _check_place(offer: Offer, out: Path) -> None:
     """Raises ValueError where another mixer has the folder."""
-    from subquad.suite.submissions.folder import MANIFEST, read_manifest, sha256
+    from subquad.suite.submissions.folder import MANIFEST, read_manifest
 
     folder = out / offer.name
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise ValueError(f"{folder}: there already, and no submission; remove it, or name another place with --out")
-    if folder.exists() and read_manifest(folder).plugin_sha256 != sha256(offer.plugin):
+    if folder.exists() and read_manifest(folder).plugin_sha256 != file_digest(offer.plugin):
         raise ValueError(
             f"{folder}: has another {offer.name} than {offer.plugin}; remove the folder if it is an earlier revision "
             "of yours, or else choose another name in MODELS"
@@ -316,7 +317,7 @@ def _write(offer: Offer, call: Call, size: Size, out: Path) -> Path:
         manifest = place.Manifest(
             name=offer.name,
             plugin=offer.plugin.name,
-            plugin_sha256=place.sha256(folder / offer.plugin.name),
+            plugin_sha256=file_digest(folder / offer.plugin.name),
             boards={offer.board: entry},
         )
         if (folder / place.MANIFEST).is_file():
@@ -329,7 +330,6 @@ def _write(offer: Offer, call: Call, size: Size, out: Path) -> Path:
 def _written(part: Any) -> dict[str, Any]:
     """Writes a part, and gives its name and digest."""
     from subquad.suite.store import parts
-    from subquad.suite.submissions.folder import sha256
 
     path = parts.write(part)
-    return {"part": path.name, "part_sha256": sha256(path)}
+    return {"part": path.name, "part_sha256": file_digest(path)}

@@ -5,7 +5,6 @@ Whatever a stranger has written there, the answer is a checked value or a ValueE
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import zlib
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from subquad.suite.identity import likeness
+from subquad.suite.identity import file_digest, likeness
 
 ENDING = b"subquad.ending"
 """Key of the footer of a file under which stands how the run ended: a CRC-32 in hexadecimal and JSON."""
@@ -166,7 +165,7 @@ def read_tokenizer(path: Path) -> Any:
 def tokenizer_digest(path: Path) -> str:
     """The SHA-256 of a tokenizer file, in hexadecimal. ValueError, which begins with its path, where there is none."""
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return file_digest(path)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
 

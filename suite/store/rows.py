@@ -31,15 +31,9 @@ COLUMNS = tuple(name for name in storage.SCHEMA.names if name != "config")
 
 
 @lru_cache(maxsize=64)
-def _config(text: str | None) -> Mapping[str, Any]:
-    """The resolved run behind the column `config`; all rows of a run have the same text."""
-    return settings_in(text)
-
-
-@lru_cache(maxsize=64)
 def settings_of(text: str | None) -> dict[str, Any]:
     """Dotted keys and values of a resolved run, without those that are columns of every row."""
-    return {key: value for key, value in iter_keys(_config(text)) if key not in COLUMNS}
+    return {key: value for key, value in iter_keys(settings_in(text)) if key not in COLUMNS}
 
 
 def _value(row: Mapping[str, Any], config: Mapping[str, Any], key: str) -> Any:
@@ -62,7 +56,7 @@ def _mask(table: pa.Table, filters: Filters, columns: Sequence[str]) -> list[boo
     if not filters.wanted:
         return [True] * table.num_rows
     rows = _pythonic(table.select(["config", *columns]))
-    return [filters.keep(partial(_value, row, _config(row["config"]))) for row in rows]
+    return [filters.keep(partial(_value, row, settings_in(row["config"]))) for row in rows]
 
 
 def _pythonic(table: pa.Table) -> Iterator[dict[str, Any]]:

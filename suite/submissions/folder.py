@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from subquad.suite.bounds import Count
-from subquad.suite.identity import files_digest
+from subquad.suite.identity import file_digest, files_digest
 from subquad.suite.options import Config, parse
 from subquad.suite.registry import few
 from subquad.suite.store.documents import read_object
@@ -75,11 +75,6 @@ class Manifest(Config):
     plugin_sha256: Digest
     boards: dict[Annotated[str, Field(pattern=r"^[a-z0-9-]+(/[a-z0-9-]+)*$")], Entry] = Field(min_length=1)
     """Experiment to what is claimed there."""
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def plugin_identity(plugin: Path) -> str:
@@ -161,7 +156,7 @@ def file_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{name}: missing; `submit` writes it"
         elif path.stat().st_size > most:
             yield f"{name}: has {path.stat().st_size:,} bytes, at most {most:,} are allowed"
-        elif sha256(path) != digest:
+        elif file_digest(path) != digest:
             yield f"{name}: its SHA-256 is not the one in {MANIFEST}; write the submission again with `submit`"
 
 

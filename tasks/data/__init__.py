@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from subquad.suite.environment import CALL
+from subquad.suite.identity import file_digest
 from subquad.tasks.data import cache
 from subquad.tasks.data.download import check, fetch
 from subquad.tasks.data.faults import DataError, NoDataError, disk_faults, needed
@@ -128,7 +129,7 @@ def _given(wanted: Source, archives: Sequence[Path]) -> Taken:
             raise DataError(
                 f"--from {path}: there is no such file; name an archive that you have, or leave out --from to download"
             )
-        record = {"url": "", "name": path.name, "bytes": path.stat().st_size, "sha256": cache.file_hash(path)}
+        record = {"url": "", "name": path.name, "bytes": path.stat().st_size, "sha256": file_digest(path)}
         record["official"] = file.sha256 is not None and record["sha256"] == file.sha256
         taken.append((file, path, record))
     return taken

@@ -17,10 +17,11 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from subquad.suite.identity import file_digest
 from subquad.suite.store.documents import read_object
 from subquad.suite.store.target import replacing
 from subquad.tasks.data.faults import DataError, disk_faults
@@ -104,12 +105,6 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def file_hash(path: Path, algorithm: str = "sha256") -> str:
-    """The hash of the content of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest()
-
-
 def files_in(folder: Path, *suffixes: str) -> list[Path]:
     """The files of a folder with one of these endings, in any case, sorted by name. It is fast for 100,000 files.
 
@@ -125,16 +120,13 @@ def hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
-def folder_hash(
-    base: Path, files: list[Path], *, fresh: bool = False, hash_of: Callable[[Path], str] = file_hash
-) -> str:
+def folder_hash(base: Path, files: list[Path], *, fresh: bool = False) -> str:
     """SHA-256 over names below base, sizes and contents of files; it does not depend on where the folder lies.
 
     Contents are read once: the result is kept together with names, sizes, times of change and inode numbers, and is
     used again while these stay the same.
 
     fresh: read the contents again in any case.
-    hash_of: gives the hash of the content of one file.
     """
     look = hashlib.sha256()
     for name, path in _named(base, files):
@@ -146,19 +138,19 @@ def folder_hash(
     known = read_json(memory)
     if not fresh and known.get("look") == look.hexdigest():
         return str(known["content"])
-    content = content_hash(base, files, hash_of)
+    content = content_hash(base, files)
     # whoever may not write here reads them each time
     with contextlib.suppress(DataError):
         write_json(memory, {"base": str(base), "look": look.hexdigest(), "content": content})
     return content
 
 
-def content_hash(base: Path, files: list[Path], hash_of: Callable[[Path], str] = file_hash) -> str:
+def content_hash(base: Path, files: list[Path]) -> str:
     """The hash of `folder_hash`, of files that are read now."""
     total = hashlib.sha256()
     for name, path in _named(base, files):
         with _readable(path):
-            total.update(f"{name} {os.stat(path).st_size} {hash_of(Path(path))}\n".encode())
+            total.update(f"{name} {os.stat(path).st_size} {file_digest(Path(path))}\n".encode())
     return total.hexdigest()
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from subquad.suite.identity import file_digest
 from subquad.suite.options import Config, parse
 from subquad.suite.store.documents import read_object
 from subquad.tasks.data import cache
@@ -83,7 +84,7 @@ def _given(archive: Archive, path: Path) -> Path:
     """The archive on this machine. DataError where it is another file."""
     if not path.is_file():
         raise DataError(f"--from {path}: there is no such file; name one, or an address that begins with https://.")
-    if (found := cache.file_hash(path)) != archive.sha256:
+    if (found := file_digest(path)) != archive.sha256:
         raise DataError(
             f"--from {path}: its sha256 is {found}, and the rows of this version have {archive.sha256}; "
             f"get {archive.name}."

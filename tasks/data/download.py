@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from subquad.suite.identity import file_digest
 from subquad.tasks.data import cache
 from subquad.tasks.data.faults import DataError, disk_faults
 from subquad.tasks.data.manifest import File
@@ -77,10 +78,10 @@ def check(path: Path, file: File, recorded: str | None = None, *, remove: bool =
     recorded: the SHA-256 of an earlier download.
     """
     size = path.stat().st_size
-    record = {"url": file.url, "bytes": size, "sha256": cache.file_hash(path), "official": True}
+    record = {"url": file.url, "bytes": size, "sha256": file_digest(path), "official": True}
     wanted = [("size", file.bytes, size), ("sha256", file.sha256 or recorded, record["sha256"])]
     if file.md5 is not None:
-        wanted.append(("md5", file.md5, cache.file_hash(path, "md5")))
+        wanted.append(("md5", file.md5, file_digest(path, "md5")))
     for what, expected, found in wanted:
         if expected is not None and expected != found:
             whose = "manifest" if file.sha256 or what != "sha256" else "first download"

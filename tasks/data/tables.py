@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from subquad.suite.identity import file_digest
 from subquad.tasks.data import cache
 from subquad.tasks.data.faults import DataError, disk_faults, needed
 from subquad.tasks.data.manifest import HUB, source
@@ -149,5 +150,5 @@ def _reason(error: Exception) -> str:
 def unpublished(paths: Sequence[Path], name: str) -> str:
     """Says which of these tables are not the files of the hub in the manifest under this name; empty where all are."""
     known = {file.sha256 for file in source(name).hub}
-    others = [path.name for path in paths if cache.file_hash(path) not in known]
+    others = [path.name for path in paths if file_digest(path) not in known]
     return f"{', '.join(others)}: other than the hub's {name}" if others else ""

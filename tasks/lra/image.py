@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from subquad.suite.contracts import Segment, TaskSpec
+from subquad.suite.identity import file_digest
 from subquad.tasks.base import Array
 from subquad.tasks.data import DataError, cache
 from subquad.tasks.data.stored import ChosenTask
@@ -194,7 +195,7 @@ class LRAImage(ChosenTask):
         folder = self.folder
         files = self.files(folder)
         if _is_official(folder):
-            changed = [path.name for path in files if cache.file_hash(path, "md5") != BATCHES[path.name]]
+            changed = [path.name for path in files if file_digest(path, "md5") != BATCHES[path.name]]
             return f"{changed[0]} is not the official file" if changed else ""
         if _is_tables(folder):
             return unpublished(files, self.source)

@@ -74,9 +74,9 @@ class Browser:
         phone = width < 600
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
-    def media(self, *, dark: bool = False, print: bool = False) -> None:
+    def media(self, *, print: bool = False) -> None:
         """Sets what the page is shown on."""
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        scheme = [{"name": "prefers-color-scheme", "value": "light"}]
         self._call("Emulation.setEmulatedMedia", media="print" if print else "", features=scheme)
 
     def open(

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.skipif(
 CPU = Settings(device="cpu")
 
 
-def wait_until(true, seconds=180):
-    deadline = time.monotonic() + seconds
+def wait_until(true):
+    deadline = time.monotonic() + 180
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.1)

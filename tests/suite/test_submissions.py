@@ -14,12 +14,13 @@ from subquad.suite import environment
 from subquad.suite.commands import main
 from subquad.suite.commands import submissions as commands
 from subquad.suite.commands.planning import resolved_runs
+from subquad.suite.identity import file_digest
 from subquad.suite.laws.models import LAWS as MODEL_LAWS
 from subquad.suite.runner import execute
 from subquad.suite.store import parts, storage
 from subquad.suite.submissions import rerun
 from subquad.suite.submissions.change import taken_from
-from subquad.suite.submissions.folder import MANIFEST, import_faults, part_of, read_manifest, sha256
+from subquad.suite.submissions.folder import MANIFEST, import_faults, part_of, read_manifest
 from subquad.suite.submissions.rows import faults_of, stored_in
 from subquad.suite.submissions.standing import BY_US, DIFFERS, SUBMITTED, standings
 from tests.suite.toy import make_run
@@ -157,13 +158,13 @@ def rows_changed(folder, change):
     table = storage.pa.Table.from_pylist([row for row in rows if row], storage.SCHEMA)
     path.unlink()
     written = parts.write(parts.Part(path.parent, table, ()))
-    manifest_of(folder, part=written.name, part_sha256=sha256(written))
+    manifest_of(folder, part=written.name, part_sha256=file_digest(written))
 
 
 def edited(folder):
     plugin = folder / "sent_mixer.py"
     plugin.write_text(plugin.read_text() + "\n# another revision\n")
-    manifest_of(folder, plugin_sha256=sha256(plugin))
+    manifest_of(folder, plugin_sha256=file_digest(plugin))
 
 
 def losses_changed(row):
@@ -218,14 +219,14 @@ SPOILED = {
     "an import": (
         lambda folder: [
             (folder / "sent_mixer.py").write_text("import einops"),
-            manifest_of(folder, plugin_sha256=sha256(folder / "sent_mixer.py")),
+            manifest_of(folder, plugin_sha256=file_digest(folder / "sent_mixer.py")),
         ],
         "sent_mixer.py imports einops, which the check does not have",
     ),
     "a name of ours": (
         lambda folder: [
             (folder / "sent_mixer.py").write_text("MODELS = {'gla': int}"),
-            manifest_of(folder, plugin_sha256=sha256(folder / "sent_mixer.py")),
+            manifest_of(folder, plugin_sha256=file_digest(folder / "sent_mixer.py")),
         ],
         "there is a model 'gla' already",
     ),
@@ -492,13 +493,13 @@ def test_a_folder_of_another_mixer_stays(copied, command_line, tmp_path):
     repository, folder = copied
     plugin = tmp_path / "sent_mixer.py"
     plugin.write_text((folder / "sent_mixer.py").read_text() + "\n")
-    before = sha256(folder / MANIFEST)
+    before = file_digest(folder / MANIFEST)
     forget()
     done = command_line("submit", plugin, "--board", "small", "--out", folder.parent, repository=repository)
     sys.path.remove(str(tmp_path))
     assert done.returncode == 2
     assert "has another sent-mixer than" in done.stderr
-    assert sha256(folder / MANIFEST) == before
+    assert file_digest(folder / MANIFEST) == before
 
 
 EXAMPLE_FOLDER = HOME / "submissions" / "my-mixer"

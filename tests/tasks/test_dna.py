@@ -22,8 +22,8 @@ from tests.runs import one_run
 pyfaidx = pytest.importorskip("pyfaidx")
 
 
-def dna(seed, length, letters="ACGT"):
-    return "".join(np.random.default_rng(seed).choice(list(letters), length))
+def dna(seed, length):
+    return "".join(np.random.default_rng(seed).choice(list("ACGT"), length))
 
 
 def write_fasta(path, records, width=60, end="\n"):

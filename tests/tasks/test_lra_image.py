@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from subquad.suite.identity import file_digest
 from subquad.tasks.data import source
-from subquad.tasks.data.cache import file_hash
 from subquad.tasks.data.faults import DataError
 from subquad.tasks.lra.image import BATCHES, CLASSES, LRAImage, _Batch, _bytes_in, grey, read_pictures
 
@@ -151,7 +151,7 @@ def test_tables_as_the_hubs_give_the_arrays_of_the_batches_they_were_made_of(off
     assert set(one) == set(two)
     assert all((one[name] == two[name]).all() for name in one)
     assert LRAImage(data=hub).stand_in.endswith("other than the hub's cifar10")
-    known = [file.model_copy(update={"sha256": file_hash(hub / file.filename)}) for file in source("cifar10").hub]
+    known = [file.model_copy(update={"sha256": file_digest(hub / file.filename)}) for file in source("cifar10").hub]
     edition = source("cifar10").model_copy(update={"hub": tuple(known)})
     use_manifest({"cifar10": edition})
     assert LRAImage(data=hub).stand_in == ""

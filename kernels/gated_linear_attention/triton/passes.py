@@ -136,7 +136,6 @@ def group_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    g: Tensor,
     do: Tensor,
     *,
     states: Tensor,
@@ -180,7 +179,7 @@ def backward(
     """
     if g is not None and q.shape[2] != v.shape[2]:
         dq, dk, dv, dg, _ = group_backward(
-            plan, q, k, v, g, do, states=states, factors=factors, boundary=boundary, dtypes=dtypes
+            plan, q, k, v, do, states=states, factors=factors, boundary=boundary, dtypes=dtypes
         )
         return dq, dk, dv, dg
     # a plan of packed sequences has tables of its own

@@ -98,8 +98,8 @@ def short(shape: Shape) -> Shape:
 
 
 # large Gated DeltaNets have twice as many heads of values as of keys
-LARGE = {"B": 1, "T": 32768, "H": 32, "G": 16, "K": 128, "V": 128, "decay": "head"}
-CONTESTED = (
+LARGE: Shape = {"B": 1, "T": 32768, "H": 32, "G": 16, "K": 128, "V": 128, "decay": "head"}
+CONTESTED: tuple[Shape, ...] = (
     *({"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": "head"} for batch, length in SIZES),
     LARGE,
 )

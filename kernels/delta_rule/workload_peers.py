@@ -60,6 +60,11 @@ def load_flash_qla() -> Callable[..., Any]:
     return peer
 
 
+def float32_decays(inputs: Inputs) -> Inputs:
+    """FlashQLA 0.1.3 has a backward pass for log-decays in float32 alone."""
+    return {**inputs, "log_decay": inputs["log_decay"].float()}
+
+
 def load_flash_kda() -> Callable[..., Any]:
     """FlashKDA (MoonshotAI/FlashKDA at 1ce47ea3bb), the forward pass for decays of channels."""
     import flash_kda
@@ -160,7 +165,13 @@ PEERS = (
         packages=(*FLA, "flash-qla"),
     ),
     Implementation(
-        "flash-qla", "peer", load_flash_qla, from_native=first, supports=only("head"), packages=("flash-qla", *FLA[1:])
+        "flash-qla",
+        "peer",
+        load_flash_qla,
+        float32_decays,
+        first,
+        supports=only("head"),
+        packages=("flash-qla", *FLA[1:]),
     ),
     Implementation(
         "flash-kda",

@@ -99,10 +99,6 @@ def short(shape: Shape) -> Shape:
 
 # large Gated DeltaNets have twice as many heads of values as of keys
 LARGE: Shape = {"B": 1, "T": 32768, "H": 32, "G": 16, "K": 128, "V": 128, "decay": "head"}
-CONTESTED: tuple[Shape, ...] = (
-    *({"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": "head"} for batch, length in SIZES),
-    LARGE,
-)
 WORKLOAD = Workload(
     op="delta_rule",
     reference=delta_rule_reference,
@@ -126,7 +122,11 @@ WORKLOAD = Workload(
             # a length that the kernels for Hopper do not take
             {"B": 8, "T": 2000, "H": 16, "K": 128, "V": 128, "decay": "head"},
         ),
-        "arena": CONTESTED,
+        "arena": (
+            {"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128, "decay": "head"},
+            {"B": 1, "T": 16384, "H": 16, "K": 128, "V": 128, "decay": "head"},
+            LARGE,
+        ),
     },
     keep=("initial_state",),
     small=(

@@ -84,7 +84,7 @@ def version() -> str:
 
 
 class Answers:
-    """The harness's interface to a model: likelihoods of continuations and of texts, and greedy continuations.
+    """The harness's interface to a model: likelihoods of continuations and of texts, and continuations by a rule.
 
     length: longest sequence that the model reads; of a longer one, the end is kept.
     end: token of the end of a text, where the vocabulary has one. start: that of its start, where it is another one.
@@ -126,20 +126,12 @@ class Answers:
             whole = before + self.encode(text)
         return whole, len(whole) - len(before)
 
-    def continuation(self, context: str, text: str) -> tuple[float, bool]:
-        """Sum of log p of the tokens of `text` behind `context`, and whether each is the likeliest one."""
-        return next(self.continuations([(context, text)]))
-
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[float, bool]]:
-        """`continuation` for many pairs, in their order."""
+        """Of each (context, text): sum of log p of the tokens of the text, and whether each is the likeliest one."""
         return self._sums([self._together(context, text) for context, text in pairs])
 
-    def whole(self, text: str) -> float:
-        """Sum of log p of all tokens of a text, each with a context of at most what the model reads."""
-        return next(self.wholes([text]))
-
     def wholes(self, texts: Sequence[str]) -> Iterator[float]:
-        """`whole` for many texts, in their order."""
+        """Of each text: sum of log p of all its tokens, each with a context of at most what the model reads."""
         tokens = map(self.encode, texts)
         return (total for total, _ in self._sums([([self.start, *part], len(part)) for part in tokens]))
 
@@ -179,10 +171,6 @@ class Answers:
                 # the largest of several such sums, by which an answer is chosen, would be the first NaN
                 raise ValueError(f"evaluate: the model gives NaN for a text of {len(tokens)} tokens")
             yield total, bool((part.argmax(-1) == wanted).all())
-
-    def greedy(self, context: str, until: Sequence[str], max_new_tokens: int) -> str:
-        """The likeliest continuation up to the first of the texts `until`, or to the end of the text."""
-        return self.continued(context, until, max_new_tokens, Sampling(temperature=0.0))
 
     def continued(
         self, context: str, until: Sequence[str], max_new_tokens: int, sampling: Sampling, seed: int = 0

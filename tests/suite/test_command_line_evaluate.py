@@ -18,6 +18,7 @@ from tests.runs import one_run
 
 pytest.importorskip("lm_eval", reason="`lm_eval` is not installed (extra `eval`)")
 
+from subquad.suite.generate import Sampling
 from subquad.suite.harness import Answers, evaluate
 
 CPU = torch.device("cpu")
@@ -99,13 +100,14 @@ def test_a_continuation_is_as_likely_as_the_model_says(kept):
     assert found[3][1]
     # one at a time and in batches are the same
     for (total, _), pair in zip(found, pairs, strict=True):
-        assert math.isclose(answers.continuation(*pair)[0], total, rel_tol=1e-4)
+        assert math.isclose(next(answers.continuations([pair]))[0], total, rel_tol=1e-4)
 
 
 def test_a_text_is_the_sum_of_its_bytes_also_beyond_the_length_of_the_model(kept):
     answers, _ = answers_of(kept)
-    short, long = answers.whole("abcdefgh abc"), answers.whole(TEXT * 20)
-    assert math.isclose(short, answers.continuation("\n", "abcdefgh abc")[0], rel_tol=1e-4)
+    short, long = answers.wholes(["abcdefgh abc", TEXT * 20])
+    ((behind, _),) = answers.continuations([("\n", "abcdefgh abc")])
+    assert math.isclose(short, behind, rel_tol=1e-4)
     assert math.exp(short / 12) < 0.9
     assert math.exp(long / 180) > 0.8
 
@@ -119,8 +121,8 @@ def test_a_prompt_keeps_half_of_the_positions_where_more_tokens_are_asked_for(ke
         return torch.full((1, count), ord("a"))
 
     monkeypatch.setattr("subquad.suite.harness.generate", generate)
-    answers.greedy(TEXT * 9, [], 256)
-    answers.greedy(TEXT * 9, [], 4)
+    answers.continued(TEXT * 9, [], 256, Sampling(0.0))
+    answers.continued(TEXT * 9, [], 4, Sampling(0.0))
     assert prompts == [(16, 17), (28, 4)]
 
 

@@ -67,30 +67,34 @@ def answers(model, end=END):
     return Answers(model, encode, decode, 32, 4, CPU, end)
 
 
+def continuation(made, context, text):
+    return next(made.continuations([(context, text)]))
+
+
 def test_a_sum_that_is_no_number_ends_an_evaluation():
     model = Cycle([])
     model._logits = lambda tokens: torch.full((*tokens.shape, len(WORDS)), torch.nan)
     with pytest.raises(ValueError, match="the model gives NaN for a text of 2 tokens"):
-        answers(model).continuation("c", " ab")
+        continuation(answers(model), "c", " ab")
 
 
 @pytest.mark.parametrize(("context", "text"), [("c", " ab"), ("c ", "ab"), ("c  ", "ab"), ("c\n", "ab")])
 def test_a_context_and_its_continuation_are_encoded_as_one_text(context, text):
     model = Cycle([])
-    answers(model).continuation(context, text)
+    continuation(answers(model), context, text)
     whole = encode(context + text)
     assert model.asked[0].tolist() == [whole[:-1]]
 
 
 def test_a_text_that_joins_the_last_token_of_its_context_is_encoded_alone():
     model = Cycle([WORDS.index("c"), WORDS.index("d")])
-    assert answers(model).continuation("c", "d")[1]
+    assert continuation(answers(model), "c", "d")[1]
     assert model.asked[0].tolist() == [encode("c")]
 
 
 def test_a_text_that_begins_within_a_token_keeps_all_of_its_tokens():
     model = Cycle([])
-    answers(model).continuation("c", "def")
+    continuation(answers(model), "c", "def")
     # cd and ef are the tokens of the whole, and the second of them is not all of the text
     assert model.asked[0].tolist() == [encode("c") + encode("def")[:-1]]
 
@@ -128,20 +132,20 @@ def test_a_text_longer_than_the_model_reads_has_the_sum_of_all_its_tokens(contex
 
 def test_a_context_that_ends_in_a_space_scores_as_the_space_within_the_continuation():
     model = Cycle([WORDS.index("c"), WORDS.index(" ab")])
-    assert answers(model).continuation("c ", "ab") == answers(model).continuation("c", " ab")
-    assert answers(model).continuation("c ", "ab")[1]
+    assert continuation(answers(model), "c ", "ab") == continuation(answers(model), "c", " ab")
+    assert continuation(answers(model), "c ", "ab")[1]
 
 
 def test_a_context_of_spaces_is_a_context():
     model = Cycle([])
-    answers(model).continuation(" ", "cd")
+    continuation(answers(model), " ", "cd")
     assert model.asked[0].tolist() == [encode(" ")]
 
 
 @pytest.mark.parametrize(("end", "before"), [(END, [END]), (None, [WORDS.index("\n")])])
 def test_a_text_without_a_context_follows_the_end_of_a_text_or_a_line_break(end, before):
     model = Cycle([])
-    answers(model, end).continuation("", " ab")
+    continuation(answers(model, end), "", " ab")
     answers(model, end).continued("", [], 2, Sampling(0.0))
     assert model.asked[0].tolist() == [before]
     assert model.asked[1].tolist() == [before]
@@ -149,31 +153,31 @@ def test_a_text_without_a_context_follows_the_end_of_a_text_or_a_line_break(end,
 
 def test_a_line_break_that_begins_a_text_is_a_token_of_it():
     model = Cycle([])
-    answers(model, None).continuation("", "\ncd")
+    continuation(answers(model, None), "", "\ncd")
     assert model.asked[0].tolist() == [encode("\n\n")]
     wanted = -2 * float(torch.nn.functional.one_hot(torch.tensor(1), len(WORDS)).float().mul(9).logsumexp(-1))
-    assert answers(model, None).continuation("", "\ncd")[0] == pytest.approx(wanted)
-    assert answers(model, None).continuation("", "\n")[0] == pytest.approx(wanted / 2)
+    assert continuation(answers(model, None), "", "\ncd")[0] == pytest.approx(wanted)
+    assert continuation(answers(model, None), "", "\n")[0] == pytest.approx(wanted / 2)
 
 
 def test_a_text_follows_the_token_of_the_start_and_ends_with_that_of_the_end():
     first, last = WORDS.index("h"), END
     model = Cycle([first, WORDS.index("c"), last])
     made = Answers(model, encode, decode, 32, 4, CPU, last, first)
-    assert made.whole("c") == made.continuation("", "c")[0] == made.continuation("", "hc")[0]
+    assert next(made.wholes(["c"])) == continuation(made, "", "c")[0] == continuation(made, "", "hc")[0]
     assert model.asked[0].tolist() == model.asked[1].tolist() == model.asked[2].tolist() == [[first]]
-    assert made.greedy("", [], 9) == "c"
+    assert made.continued("", [], 9, Sampling(0.0)) == "c"
 
 
 def test_the_end_of_the_text_ends_an_answer():
     loop = [WORDS.index("c"), WORDS.index("d"), END, WORDS.index("e"), WORDS.index("f")]
-    assert answers(Cycle(loop)).greedy("c", [], 9) == "d"
-    assert answers(Cycle(loop), end=None).greedy("c", [], 4) == "d<|endoftext|>ef"
+    assert answers(Cycle(loop)).continued("c", [], 9, Sampling(0.0)) == "d"
+    assert answers(Cycle(loop), end=None).continued("c", [], 4, Sampling(0.0)) == "d<|endoftext|>ef"
 
 
 def test_a_stop_is_found_over_the_borders_of_tokens():
     loop = [WORDS.index(word) for word in ("a", "b", "cd", "ef", "g", "h")]
-    assert answers(Cycle(loop)).greedy("a", ["de"], 5) == "bc"
+    assert answers(Cycle(loop)).continued("a", ["de"], 5, Sampling(0.0)) == "bc"
     assert end_of_stop("bcdefg", ["x", "de", "fg"]) == 4
     assert end_of_stop("bcdefg", ["x"]) is None
 

@@ -104,12 +104,12 @@ def causal_conv1d_heads(
     """
     _check(x, weight, None, activation, None)
     sizes = [number * size for number, size in heads]
-    if sum(sizes) != x.shape[2] or min(sizes, default=0) < 1 or not 0 <= num_unit <= len(sizes):
+    if sum(sizes) != x.shape[2] or min(sizes or [0]) < 1 or not 0 <= num_unit <= len(sizes):
         raise ValueError(
             f"causal_conv1d_heads: heads must have the {x.shape[2]} channels of x together and num_unit be at most "
             f"their number, got heads={[tuple(shape) for shape in heads]} and num_unit={num_unit}."
         )
-    largest = max((size for _, size in heads[:num_unit]), default=0)
+    largest = max([0, *(size for _, size in heads[:num_unit])])
     obstacle = f"takes heads of up to {MAX_HEAD} channels, got {largest}" if largest > MAX_HEAD else None
     if x.shape[2] == 1:
         obstacle = "takes two channels or more"

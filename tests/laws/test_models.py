@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from subquad.models.parts.time_axis import LeftPadding
 from subquad.suite.laws import models as laws
 from subquad.suite.laws.models import LENGTH, SIGNAL, TOKENS, make_inputs, unroll
 from subquad.suite.state import map_tensors, tensors
+from subquad.suite.training.readout import mean_loss
 
 OPTIONS = {
     "mesanet": {"num_steps": 8},
@@ -377,6 +379,22 @@ def test_bfloat16_autocast_stays_near_float32(name):
     assert ((logits.float() - exact).square().mean() / exact.square().mean()).sqrt() < 0.05
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
     assert torch.bfloat16 not in dtypes_of(state)
+
+
+# within the gradient of MesaNet's solution torch.autograd.grad takes another one, which torch does not trace
+IN_PARTS = ("mesanet",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "deltanet")) for name in MODELS if name not in IN_PARTS],
+)
+def test_the_compiler_takes_a_network_as_one_graph(name):
+    model, inputs = build_one_layer(name, dtype=torch.float32), make_inputs(TOKENS, 20, 2).long()
+    targets = inputs.roll(-1, 1)
+    torch.compiler.reset()
+    compiled = torch.compile(partial(mean_loss, model), backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(inputs, targets), mean_loss(model, inputs, targets))
 
 
 def dtypes_of(state: object) -> set[torch.dtype]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 
 import numpy as np
 import torch
@@ -113,37 +114,57 @@ def patch_the_language_once_a_launch() -> None:
     """
     from triton.runtime import interpreter
 
-    patch, patched, parts, changes = interpreter._patch_lang, set(), {}, {}
     # older versions of Triton keep no record of what they patch
     if not hasattr(interpreter, "_LangPatchScope"):
         return
+    patch, patched, parts, changes = interpreter._patch_lang, set(), {}, {}
+
+    class Changes:
+        """The changes of a scope, which can be made again; those of a module all at once."""
+
+        def __init__(self, scope):
+            self.scope, self.modules, self.others, self.before = scope, {}, [], {}
+            for owner, name, before in scope._changes:
+                if inspect.ismodule(owner) and before is not interpreter._MISSING:
+                    self.modules.setdefault(owner, {})[name] = getattr(owner, name)
+                else:
+                    self.others.append((owner, name, getattr(owner, name)))
+
+        def make(self):
+            for owner, changed in self.modules.items():
+                members = vars(owner)
+                self.before[owner] = {name: members[name] for name in changed}
+                members.update(changed)
+            self.scope = interpreter._LangPatchScope()
+            for change in self.others:
+                self.scope.set_attr(*change)
+
+        def restore(self):
+            # only a launch restores; what device functions have patched is then patched anew in the next launch
+            patched.clear()
+            self.scope.restore()
+            for owner, members in self.before.items():
+                vars(owner).update(members)
+
     nothing = interpreter._LangPatchScope()
 
     def once(fn):
         if fn.__module__ not in parts:
             language = (interpreter.tl, interpreter.tl.core)
             parts[fn.__module__] = tuple(part in fn.__globals__.values() for part in language)
+        if not hasattr(fn, "__signature__"):
+            # every launch asks for it twice
+            fn.__signature__ = inspect.signature(fn)
         # functions that see the same parts of the language need the same patches
         seen = parts[fn.__module__]
         if seen in patched:
             return nothing
         patched.add(seen)
-        scope = interpreter._LangPatchScope()
         if seen in changes:
-            for change in changes[seen]:
-                scope.set_attr(*change)
+            changes[seen].make()
         else:
-            scope = patch(fn)
-            changes[seen] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
-        restore = scope.restore
-
-        def restore_and_forget():
-            # only a launch restores; what device functions have patched is then patched anew in the next launch
-            patched.clear()
-            restore()
-
-        scope.restore = restore_and_forget
-        return scope
+            changes[seen] = Changes(patch(fn))
+        return changes[seen]
 
     interpreter._patch_lang = once
 

@@ -38,6 +38,14 @@ def _streams(library: Any, kind: str, files: Any, **options: Any) -> Any:
     return library.load_dataset(kind, data_files=files, streaming=True, cache_dir=place, **options)
 
 
+def _escaped(path: Path) -> str:
+    """The path as `datasets` takes it. A DataError where it would take it for something else."""
+    full = str(path.absolute())
+    if "::" in full:
+        raise DataError(f"{path}: a name with '::', which `datasets` takes for a chain of addresses; rename it.")
+    return glob.escape(full)
+
+
 def split_tables(folder: Path, split: str) -> list[Path]:
     """The tables of a split, in order: `train.csv`, or `train-00000-of-00002.parquet` and what follows it."""
     for word in WORDS[split]:
@@ -59,7 +67,7 @@ def rows(paths: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[Any, .
         kind = LOADERS[path.suffix.lower()]
         # without this, pandas would read the text NA as a missing value
         options = {"keep_default_na": False} if kind == "csv" else {}
-        files = glob.escape(str(path.absolute()))
+        files = _escaped(path)
         try:
             table = _streams(library, kind, files, **options)["train"]
             for batch in table.select_columns(list(columns)).iter(batch_size=1000):
@@ -93,7 +101,7 @@ def pictures(files: Mapping[str, Sequence[Path]]) -> dict[str, Iterator[tuple[An
     `imagefolder` does.
     """
     library = _datasets("reading a folder of pictures")
-    wanted = {split: [glob.escape(str(path.absolute())) for path in paths] for split, paths in files.items()}
+    wanted = {split: [_escaped(path) for path in paths] for split, paths in files.items()}
     found = _streams(library, "imagefolder", wanted, drop_labels=False)
 
     def decoded(split: str) -> Iterator[tuple[Any, int]]:

@@ -78,6 +78,12 @@ def test_other_sizes_are_refused_unless_resized(folder):
     assert (load(folder, "train", resize=True).inputs == 7).all(dim=1).sum() == 2
 
 
+def test_a_name_that_the_reader_takes_for_an_address_is_refused(folder):
+    (folder / "train" / "bee" / "03.png").rename(folder / "train" / "bee" / "a::b.png")
+    with pytest.raises(DataError, match=r"a::b.png: a name with '::'.*rename it"):
+        ImageFolder(data=folder, size=8).fingerprint()
+
+
 def test_a_broken_picture_is_named_before_any_run(folder):
     path = folder / "train" / "cow" / "04.png"
     path.write_bytes(path.read_bytes()[:50])

@@ -125,6 +125,9 @@ def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatc
     if heads:
         monkeypatch.setattr(hopper, "num_processors", lambda device: heads)
     heads = heads or hopper.num_processors(torch.device("cuda"))
+    if length > 256:
+        # so few programs that each adds the gradients of heads that share keys
+        monkeypatch.setattr(hopper.grads, "num_processors", lambda device: 8)
     inputs = make_inputs(1, length, heads, 128, 128, decay, kept="medium")
     del inputs["initial_state"], inputs["return_final_state"]
     inputs |= {name: F.pad(inputs[name], (0, 16))[..., :128] for name in "qkv"}

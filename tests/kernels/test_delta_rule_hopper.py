@@ -67,8 +67,11 @@ def on_views(q, k, v, **others):
 
 
 @pytest.mark.parametrize("case", ["shared", "forgets"])
-def test_the_kernels_equal_the_recurrence(launched, case):
+def test_the_kernels_equal_the_recurrence(launched, monkeypatch, case):
     inputs = make_inputs(groups=1 if case == "shared" else 2)
+    if case == "shared":
+        # with chunks enough for its programs, a program adds the gradients of the heads that share keys
+        monkeypatch.setattr(grads, "num_processors", lambda device: 1)
     if case == "forgets":
         inputs["log_decay"][:, 3::7], inputs["log_decay"][:, 5::11] = -1000.0, -torch.inf
     assert_matches_reference(on_views, delta_rule_reference, inputs, dtype=torch.bfloat16, keep=("log_decay",))

@@ -89,10 +89,14 @@ class TaskSpec:
     """Sequences a row: [B, towers * T] inputs are read one by one with the same weights and compared in the readout."""
 
     def misfit(self, rows: Batch) -> str:
-        """Says which tokens, labels or positions would be looked up beyond a model's tables; empty if none would.
+        """Says which tokens, labels or positions would be looked up beyond a model's tables, or belong to no row or in
+        no order; empty if none.
 
-        A GPU reads there without an error, or ends the process.
+        A GPU reads beyond a table without an error, or ends the process. Labels whose positions do not rise are
+        compared with the predictions of other positions.
         """
+        if reason := self._apart(rows):
+            return reason
         limits = [("target", rows.targets, self.num_classes, f"num_classes is {self.num_classes}")]
         if self.input == "tokens":
             limits.append(("input token", rows.inputs, self.vocab_size, f"vocab_size is {self.vocab_size}"))
@@ -111,6 +115,22 @@ class TaskSpec:
             if high >= end:
                 return f"{name} {high} is too large: {limit}"
         return ""
+
+    def _apart(self, rows: Batch) -> str:
+        """Says which labels and positions do not belong to each other; empty if all do."""
+        count, length = rows.inputs.shape[:2]
+        for name, values in (("targets", rows.targets), ("positions", rows.positions)):
+            if values is not None and len(values) != count:
+                return f"{count} rows have {len(values)} rows of {name}"
+        if self.readout == "sequence":
+            return ""
+        if rows.positions is None:
+            fits = rows.targets.shape[1:] == (length,)
+            return "" if fits else f"without positions, all {length} tokens of a row need a label"
+        if rows.positions.shape != rows.targets.shape:
+            return "targets and positions have different shapes"
+        rises = bool((rows.positions[:, 1:] > rows.positions[:, :-1]).all())
+        return "" if rises else "positions of a row do not rise"
 
 
 @dataclass(frozen=True)

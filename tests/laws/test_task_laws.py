@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from subquad.suite.contracts import IGNORE
+from subquad.suite.contracts import IGNORE, Segment, TaskSpec
 from subquad.suite.laws import tasks as task_laws
 from subquad.suite.runs import RunEnded
 from subquad.suite.training import data
@@ -240,6 +240,7 @@ def test_a_signal_that_is_drawn_follows_the_seed():
         ("inputs", lambda x: x + 1, "input token 2 is too large: vocab_size is 2"),
         ("positions", lambda x: x + 1, "position 6 is too large: sequences have 6 positions"),
         ("positions", lambda x: x - 6, "position -1 is below 0"),
+        ("targets", lambda x: x.expand(-1, 2), "targets and positions have different shapes"),
     ],
 )
 def test_rows_that_a_gpu_would_look_up_beyond_its_tables_end_a_run(monkeypatch, name, change, words):
@@ -258,3 +259,22 @@ def test_rows_that_a_gpu_would_look_up_beyond_its_tables_end_a_run(monkeypatch, 
             Trainer(run, torch.device("cpu"))()
         assert str(ended.value).startswith(f"split {'test' if split == 'test' else 'train'!r}: {words}")
     data._latest.clear()
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        # a network takes as many positions as there are tokens for all of them, in their order
+        (torch.arange(5, -1, -1), "positions of a row do not rise"),
+        (torch.tensor([0, 1, 2, 3, 4, 4], dtype=torch.uint8), "positions of a row do not rise"),
+        (torch.arange(5), "targets and positions have different shapes"),
+        (None, ""),
+    ],
+)
+def test_labels_that_a_model_would_compare_with_other_predictions_are_refused(positions, words):
+    spec = TaskSpec("tokens", num_classes=2, readout="token", max_length=6, vocab_size=2)
+    rows = torch.zeros(3, 6, dtype=torch.long)
+    at = None if positions is None else positions.expand(3, -1)
+    assert spec.misfit(Segment(rows, rows, at)) == words
+    assert spec.misfit(Segment(rows, rows[:2], at)) == "3 rows have 2 rows of targets"
+    assert spec.misfit(Segment(rows, rows[:, :4], None)) == "without positions, all 6 tokens of a row need a label"

@@ -25,7 +25,7 @@ def test_defaults_are_the_published_sizes():
 )
 def test_marker_decides_on_symbols_and_answer_positions(marker, symbols, num_tokens, query):
     task = SelectiveCopying(marker=marker, length=64)
-    segment = task.block(0, 0, 4096)
+    segment = task.block(0, 0, 1024)
     context, answers = segment.inputs[:, :64].numpy(), segment.inputs[:, 64:].numpy()
     assert task.num_symbols == symbols
     assert task.spec.vocab_size == num_tokens

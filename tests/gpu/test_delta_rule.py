@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from subquad.kernels.delta_rule import delta_rule, delta_rule_reference
+from subquad.kernels.delta_rule.triton import autograd, back
+from subquad.kernels.delta_rule.triton.segments import Segments
 from tests.gpu.real_sizes import assert_equals_plain_pytorch
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -105,13 +107,8 @@ def test_packed_sequences_equal_separate_ones():
     assert_right(inputs, plain=None, cu_seqlens=torch.tensor(ends))
 
 
-@pytest.mark.parametrize(("heads", "length"), [(0, 128), (6, 256), (6, 2048)])
-@pytest.mark.parametrize("decay", ["head", "shared"])
-def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatch):
-    """Views of rows with gaps, a tenth of the steps that keep nothing, and a head for each multiprocessor.
-
-    No other test has as many heads: how a call is replayed does not depend on what is changed here.
-    """
+def on_hopper(monkeypatch):
+    """The kernels for Hopper, and a list of the names of those that are launched from now on."""
     hopper = pytest.importorskip("subquad.kernels.delta_rule.triton.hopper")
     if not (hopper.HAS_GLUON and hopper.is_hopper()):
         pytest.skip("these kernels are for Hopper")
@@ -120,10 +117,23 @@ def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatc
     def counted(launch):
         return lambda kernel, *plan, **named: (launched.append(kernel.fn.__name__), launch(kernel, *plan, **named))
 
-    for module in (hopper.forward, hopper.back, hopper.grads):
+    for module in (hopper.forward, hopper.walk, hopper.back, hopper.grads):
         monkeypatch.setattr(module, "launch", counted(module.launch))
+    return hopper, launched
+
+
+@pytest.mark.parametrize(("heads", "length"), [(0, 128), (6, 256), (6, 2048)])
+@pytest.mark.parametrize("decay", ["head", "shared"])
+def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatch):
+    """Views of rows with gaps, a tenth of the steps that keep nothing, and a head for each multiprocessor.
+
+    No other test has as many heads: how a call is replayed does not depend on what is changed here.
+    """
+    hopper, launched = on_hopper(monkeypatch)
     if heads:
         monkeypatch.setattr(hopper, "num_processors", lambda device: heads)
+        for module in (autograd, back):
+            monkeypatch.setattr(module, "cut_time", lambda *_: Segments(1, length // 32))
     heads = heads or hopper.num_processors(torch.device("cuda"))
     if length > 256:
         # so few programs that each adds the gradients of heads that share keys
@@ -137,15 +147,18 @@ def test_kernels_for_hopper_equal_plain_pytorch(decay, heads, length, monkeypatc
 
 
 @pytest.mark.parametrize("decay", ["none", "head", "shared"])
-def test_walks_on_hopper_equal_plain_pytorch(decay, monkeypatch):
-    """Two heads, whose 128 chunks are cut into segments, with states at both ends."""
-    hopper = pytest.importorskip("subquad.kernels.delta_rule.triton.hopper")
-    if not (hopper.HAS_GLUON and hopper.is_hopper()):
-        pytest.skip("these kernels are for Hopper")
-    launched, launch = [], hopper.walk.launch
-    monkeypatch.setattr(hopper.walk, "launch", lambda *args, **named: (launched.append(args), launch(*args, **named)))
-    assert_right(make_inputs(1, 4096, 2, 128, 128, decay), plain=None)
-    assert len(launched) == 1
+@pytest.mark.parametrize(("heads", "length"), [(2, 4096), (2, 4160), (130, 128)])
+def test_walks_on_hopper_equal_plain_pytorch(decay, heads, length, monkeypatch):
+    """States at both ends. The time of two heads is cut into segments, of which the last one may be shorter and begin
+    within a pair of chunks; that of many heads is not."""
+    _, launched = on_hopper(monkeypatch)
+    inputs = make_inputs(1, length, heads, 128, 128, decay)
+    if inputs["log_decay"] is not None:
+        # one head keeps what a segment starts from
+        inputs["log_decay"][:, :, 0] *= 0.01
+    assert_right(inputs, plain=None)
+    with_gradient = [] if decay == "none" else ["_hopper_back_kernel", "_hopper_grads_kernel", "_hopper_walk_kernel"]
+    assert sorted(launched) == [*with_gradient, "_hopper_walk_kernel"]
 
 
 @pytest.mark.large

@@ -14,6 +14,7 @@ if not hopper.HAS_GLUON:
     pytest.skip("these kernels are not used with this Triton", allow_module_level=True)
 
 from subquad.kernels.delta_rule.triton import autograd, delta_rule_triton  # noqa: E402
+from subquad.kernels.delta_rule.triton import back as tree_back  # noqa: E402
 from subquad.kernels.delta_rule.triton import walk as tree_walk  # noqa: E402
 from subquad.kernels.delta_rule.triton.hopper import back, forward, grads, walk  # noqa: E402
 from subquad.kernels.delta_rule.triton.plan import PLANNER, SHORT_CHUNKS  # noqa: E402
@@ -40,6 +41,16 @@ def launched(monkeypatch):
     # fewer programs than chunks, so that slots are filled again
     monkeypatch.setattr(grads, "num_processors", lambda device: 2)
     return names
+
+
+def cut(monkeypatch, count, num_walked):
+    for module in (autograd, tree_walk, tree_back):
+        monkeypatch.setattr(module, "cut_time", lambda *_: Segments(count, num_walked))
+
+
+def make_state():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(1, 2, 128, 128, generator=generator, dtype=torch.float64) / 128**0.5
 
 
 def make_inputs(length=384, groups=2):
@@ -93,10 +104,8 @@ def test_the_walk_alone_equals_the_recurrence(launched, monkeypatch, case):
     if case == "none":
         inputs["log_decay"] = None
     if case == "segments":
-        monkeypatch.setattr(tree_walk, "cut_time", lambda *_: Segments(3, 4))
-        monkeypatch.setattr(autograd, "cut_time", lambda *_: Segments(3, 4))
-    generator = torch.Generator().manual_seed(1)
-    inputs["initial_state"] = torch.randn(1, 2, 128, 128, generator=generator, dtype=torch.float64) / 128**0.5
+        cut(monkeypatch, 3, 4)
+    inputs["initial_state"] = make_state()
     options = {"keep": ("log_decay", "initial_state"), "grad": False}
     assert_matches_reference(
         lambda **x: delta_rule_triton(**x, return_final_state=True),
@@ -125,16 +134,17 @@ def test_where_the_kernels_are_used(monkeypatch):
         inputs |= changes
         monkeypatch.setattr(hopper, "num_processors", lambda device: processors)
         plan = PLANNER(1.0, inputs["q"], inputs["k"], inputs["v"])
-        return hopper.takes(plan, **inputs)
+        return hopper.takes(plan, **inputs) and (hopper.has_many(inputs["v"]) or "few")
 
     assert not takes()
     monkeypatch.setattr(hopper, "is_hopper", lambda: True)
-    assert takes()
-    assert takes(heads=256)
+    assert takes() is True
+    assert takes(heads=256) is True
     # two rounds, of which the second one has few programs
-    assert not takes(heads=136)
-    assert not takes(heads=64)
-    assert not takes(length=192)
+    assert takes(heads=136) == "few"
+    assert takes(heads=64) == "few"
+    assert takes(length=192) == "few"
+    assert not takes(length=96)
     assert not takes(length=0)
     assert not takes(dim=64)
     assert not takes(g=None)
@@ -165,11 +175,23 @@ def test_where_the_walk_alone_is_used(monkeypatch):
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_the_gradients_alone_equal_the_recurrence(launched, groups):
-    """The other kernels for Hopper do not take this length; a call without gradients of log-decays gives the same."""
-    inputs = make_inputs(192, groups=groups)
-    assert_matches_reference(on_views, delta_rule_reference, inputs, dtype=torch.bfloat16, keep=("log_decay",))
-    assert set(launched) == {"_hopper_grads_kernel"}
+def test_walks_in_segments_with_a_gradient_equal_the_recurrence(launched, monkeypatch, groups):
+    """Segments of 3, 3, 3 and 1 chunks, of which the gradients take pairs: one head forgets all that is before a
+    segment, and the other does not. States are given and returned."""
+    cut(monkeypatch, 4, 3)
+    inputs = make_inputs(320, groups=groups) | {"initial_state": make_state()}
+    inputs["log_decay"][:, :, 0] = inputs["log_decay"][:, :, 0] * 8 - 0.5
+    assert_matches_reference(
+        lambda **x: delta_rule_triton(**x, return_final_state=True),
+        lambda **x: delta_rule_reference(**x, return_final_state=True),
+        inputs, dtype=torch.bfloat16, keep=("log_decay", "initial_state"),
+    )  # fmt: skip
+    assert set(launched) == {"_hopper_walk_kernel", "_hopper_back_kernel", "_hopper_grads_kernel"}
+
+
+def test_gradients_without_those_of_decays_are_the_same(launched):
+    """The length is none of `hopper_forward`."""
+    inputs = make_inputs(192)
 
     def gradients(*names):
         x = {name: value.bfloat16().requires_grad_(name in names) for name, value in inputs.items()}
@@ -178,24 +200,4 @@ def test_the_gradients_alone_equal_the_recurrence(launched, groups):
 
     with_decays = gradients("q", "k", "beta", "log_decay")
     assert all(map(torch.equal, gradients("q", "k", "beta"), with_decays))
-
-
-def test_where_the_gradients_for_hopper_are_used(monkeypatch):
-    def takes(length=192, dim=128, **changes):
-        inputs = {name: torch.empty(1, length, 2, dim, dtype=torch.bfloat16) for name in ("q", "k", "do")}
-        inputs |= {"beta": torch.empty(1, length, 2), "g": torch.empty(1, length, 2)} | changes
-        plan = PLANNER(1.0, inputs["q"], inputs["k"], inputs["do"])
-        return hopper.takes_grads(plan, **inputs)
-
-    assert not takes()
-    monkeypatch.setattr(hopper, "is_hopper", lambda: True)
-    assert takes()
-    assert not takes(length=96)
-    assert not takes(length=0)
-    assert not takes(dim=64)
-    assert not takes(g=None)
-    assert not takes(g=torch.empty(1, 192, 2, 128))
-    x = torch.empty(1, 192, 2, 128)
-    assert not takes(q=x, k=x, do=x)
-    # one gradient for all positions has no strides that memory is copied by
-    assert not takes(do=torch.empty(1, 192, 2, 1, dtype=torch.bfloat16).expand(-1, -1, -1, 128))
+    assert set(launched) == {"_hopper_walk_kernel", "_hopper_back_kernel", "_hopper_grads_kernel"}

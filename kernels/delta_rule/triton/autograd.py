@@ -82,7 +82,11 @@ def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[An
     has_states = initial_state is not None or options.return_final_state
     # another planner's tiles are to be seen
     is_usual = options.planner is (PLANNER if keep else SHORT_CHUNKS)
-    if is_usual and not has_states and hopper.takes(plan, q, k, v, beta, g):
+    by_hopper = is_usual and hopper.takes(plan, q, k, v, beta, g)
+    # with a gradient, walks have chunks of half the length
+    walks = SHORT_CHUNKS(options.scale, q, k, v) if by_hopper else plan
+    segments = cut_time(walks, (*beta.shape, k.shape[-1]), v.shape[-1], decay_kind(g))
+    if by_hopper and not has_states and segments.count == 1 and hopper.has_many(v):
         o, *kept, made = hopper.hopper_forward(plan, q=q, k=k, v=v, g=g, beta=beta, keep=keep)
         # neither transposes nor vanished, since there are no segments
         return o, None, plan, *kept, None, None, *(made or ())
@@ -90,10 +94,10 @@ def _forward(tensors: tuple[Any, ...], options: Options, keep: bool) -> tuple[An
     if options.return_final_state:
         shape = plan.num_sequences(q.shape[0]), v.shape[2], q.shape[3], v.shape[3]
         final = q.new_empty(shape, dtype=torch.float32)
-    segments = cut_time(plan, (*beta.shape, k.shape[-1]), v.shape[-1], decay_kind(g))
-    factors = delta_factors(plan, q, k, beta, g, write, plain, keep=keep, bounded=segments.count > 1)
+    pairs = keep and by_hopper
+    factors = delta_factors(walks, q, k, beta, g, write, plain, keep=keep and not pairs, bounded=segments.count > 1)
     boundary = EndStates(initial_state, final)
-    o, *kept = delta_walk(plan, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep)
+    o, *kept = delta_walk(walks, q=q, k=k, v=v, factors=factors, boundary=boundary, keep=keep, pairs=pairs)
     return o, final, plan, *kept, *factors
 
 
@@ -148,21 +152,20 @@ def _gradients(
     if initial_dtype is not None:
         shape = (plan.num_sequences(q.shape[0]), delta.shape[2], q.shape[3], delta.shape[3])
         dinitial = torch.empty(shape, dtype=initial_dtype, device=q.device)
-    if factors.steep is None and factors.inverse.shape[-1] < plan.chunk:
-        near = do if hopper.is_copied(do) else do.clone(memory_format=torch.contiguous_format)
-        dv, dstates = hopper.hopper_back(plan, q=q, k=k, do=near, factors=factors)
-        drest = dv
-    else:
-        boundary = EndStates(dfinal, dinitial)
-        dv, drest, dstates = delta_back(
-            plan, q=q, k=k, do=do, factors=factors, transposes=transposes, vanished=vanished, boundary=boundary
-        )
+    pairs = factors.inverse.shape[-1] < plan.chunk
+    if pairs and not hopper.is_copied(do):
+        do = do.clone(memory_format=torch.contiguous_format)
+    walks = SHORT_CHUNKS(plan.scale, q, k, delta) if pairs else plan
+    boundary = EndStates(dfinal, dinitial)
+    dv, drest, dstates = delta_back(
+        walks, q=q, k=k, do=do, factors=factors, transposes=transposes, vanished=vanished, boundary=boundary,
+        pairs=pairs,
+    )  # fmt: skip
     given = {"q": q, "k": k, "beta": beta, "g": g, "delta": delta, "do": do, "dv": drest}
     given |= {"states": states, "dstates": dstates, "needs_dg": needs_dg}
     dwrite = dplain = None
-    if factors.steep is None and hopper.takes_grads(plan, q, k, beta, g, do):
-        del given["g"]
-        dq, dk, dbeta, dg = hopper.hopper_grads(plan, factors=factors, **given)
+    if pairs:
+        dq, dk, dbeta, dg = hopper.hopper_grads(plan, **given)
     elif factors.steep is None:
         dq, dk, dbeta, dg = row_grads(plan, factors=factors, **given)
     else:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from subquad.kernels.delta_rule.triton import hopper
 from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan
 from subquad.kernels.delta_rule.triton.segments import (
     ENDS,
@@ -156,19 +157,21 @@ def delta_back(
     transposes: Tensor | None,
     vanished: Tensor | None,
     boundary: EndStates,
+    pairs: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dv and drest [B, T, H, V], which are one unless v has keys of its own, and the gradients of the states behind
     every chunk, in `plan.work`; see `_back_kernel`.
 
     transposes, vanished: what `delta_walk` returns of the matrices of segments.
     boundary:   the gradient of the final state, and memory for that of the initial state.
+    pairs:      the gradients of states are those behind every second chunk, and `hopper.takes` is true of the call.
     """
     (batch, length, heads, value_dim), key_dim = do.shape, k.shape[-1]
     shape = batch, length, heads, key_dim
-    num_chunks = plan.num_chunks(length)
+    num_kept = plan.num_chunks(length) // 2 if pairs else plan.num_chunks(length)
     dv = do.new_empty((batch, length, heads, value_dim), dtype=plan.work)
     drest = dv if factors.plain_out is None else torch.empty_like(dv)
-    dstates = do.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
+    dstates = do.new_empty((batch, heads, num_kept, value_dim, key_dim), dtype=plan.work)
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
@@ -178,6 +181,12 @@ def delta_back(
     strides = PositionStrides.of(q, k, do)
     for part in segments.parts:
         writes = part != ENDS
+        if writes and pairs:
+            hopper.hopper_back(
+                plan, q=q, k=k, do=do, factors=factors, dv=dv, dstates=dstates, ends=ends, boundary=boundary,
+                segments=segments,
+            )  # fmt: skip
+            continue
         launch(
             _back_kernel, walk_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain, True),
             q=q, k=k, do=do, inverse=factors.inverse, inverse_low=factors.inverse_low, scores=factors.scores,

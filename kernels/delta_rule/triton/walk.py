@@ -222,10 +222,13 @@ def delta_walk(
     factors: ChunkFactors,
     boundary: EndStates,
     keep: bool,
+    pairs: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """o [B, T, H, V] in the dtype of v, and for a walk back, which `keep` asks for, delta, the states before all chunks
     and the transposes of the matrices of the segments, [segments - 1, B, H, K, K] in float32, and which of these are
     zero and not written; see `_walk_kernel`.
+
+    pairs: the states are those before every second chunk; `hopper.takes` is true of the call.
     """
     (batch, length, heads, value_dim), key_dim = v.shape, k.shape[-1]
     shape = batch, length, heads, key_dim
@@ -234,7 +237,8 @@ def delta_walk(
     delta = states = None
     if keep:
         delta = v.new_empty((batch, length, heads, value_dim), dtype=plan.work)
-        states = v.new_empty((batch, heads, num_chunks, value_dim, key_dim), dtype=plan.work)
+        num_kept = num_chunks // 2 if pairs else num_chunks
+        states = v.new_empty((batch, heads, num_kept, value_dim, key_dim), dtype=plan.work)
     if factors.q_in is not None and factors.k_in is not None:
         q, k = factors.q_in, factors.k_in
     by_rows, plain = factors.k_out is None, factors.plain_out is not None
@@ -246,13 +250,14 @@ def delta_walk(
         vanished = k.new_empty((segments.count - 1, batch, heads), dtype=torch.int32)
     first, last = boundary
     strides = PositionStrides.of(q, k, v)
-    by_hopper = not keep and hopper.takes_walk(plan, q, k, v, factors)
+    by_hopper = pairs or (not keep and hopper.takes_walk(plan, q, k, v, factors))
     for part in segments.parts:
         writes = part != ENDS
         if writes and by_hopper:
             hopper.hopper_walk(
-                plan, q=q, k=k, v=v, factors=factors, o=o, ends=ends, boundary=boundary, segments=segments, part=part
-            )
+                plan, q=q, k=k, v=v, factors=factors, o=o, delta=delta, states=states, ends=ends, boundary=boundary,
+                segments=segments,
+            )  # fmt: skip
             continue
         launch(
             _walk_kernel, walk_plan(plan, shape, k.shape[2], value_dim, strides, segments, part, by_rows, plain, False),

@@ -1,9 +1,9 @@
 """The delta rule on Hopper in Gluon, for bfloat16 and a decay of a head (README.md, "On Hopper").
 
-forward.py  `_hopper_forward_kernel`: chunk factors and the walk in one kernel
-grads.py    `_hopper_grads_kernel`: gradients of queries, keys, betas and log-decays
+forward.py  `_hopper_forward_kernel`: chunk factors and the walk in one kernel, for many heads
+walk.py     `_hopper_walk_kernel`: the walk alone, with factors from memory
 back.py     `_hopper_back_kernel`: the walk back
-walk.py     `_hopper_walk_kernel`: the walk without a backward pass alone, with factors from memory
+grads.py    `_hopper_grads_kernel`: gradients of queries, keys, betas and log-decays
 tiles.py    layouts and device functions that they share
 """
 
@@ -31,34 +31,41 @@ if HAS_GLUON:
     from subquad.kernels.delta_rule.triton.hopper.walk import VALUES, hopper_walk
 
 __all__ = [
+    "has_many",
     "hopper_back",
     "hopper_forward",
     "hopper_grads",
     "hopper_walk",
     "is_copied",
     "takes",
-    "takes_grads",
     "takes_walk",
 ]
 
 DIM = 128
 """Channels of keys, and of values where one kernel is the whole forward pass."""
+PAIR = 64
+"""Positions of a chunk of the gradients, which is a pair of chunks of the walks."""
 STEP = 128
-"""Positions whose factors the forward pass computes side by side."""
+"""Positions whose factors `hopper_forward` computes side by side."""
 LEAST = 0.7
 """Least share of the multiprocessors that all rounds of programs together keep busy. A program has a multiprocessor of
-its own and takes as long with few heads, where the kernels in Triton share the multiprocessors among smaller ones."""
+its own and takes as long with few heads, where those of `hopper_walk` and `hopper_back` have segments of time."""
 
 
 def takes(plan: Plan, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None) -> bool:
-    """Whether `hopper_forward` takes these inputs, of a call that neither begins with a state nor returns one."""
+    """Whether the kernels for Hopper take these inputs in both directions."""
     if not _fits(plan, q, k, v) or g is None or decay_kind(g) != HEAD:
         return False
-    batch, length, heads, value_dim = v.shape
-    if value_dim != DIM or length % STEP or any(STEP * x.stride(1) >= INT32_END for x in (beta, g)):
-        return False
-    programs, processors = batch * heads, num_processors(q.device)
-    return programs >= LEAST * processors * cdiv(programs, processors)
+    _, length, _, value_dim = v.shape
+    return value_dim == DIM and length % PAIR == 0 and all(STEP * x.stride(1) < INT32_END for x in (beta, g))
+
+
+def has_many(v: Tensor) -> bool:
+    """Whether `hopper_forward`, of whose programs each has a head, is worth while: v [B, T, H, V] of a call that
+    `takes` takes, and that neither begins with a state nor returns one."""
+    batch, length, heads, _ = v.shape
+    programs, processors = batch * heads, num_processors(v.device)
+    return length % STEP == 0 and programs >= LEAST * processors * cdiv(programs, processors)
 
 
 def takes_walk(plan: Plan, q: Tensor, k: Tensor, v: Tensor, factors: ChunkFactors) -> bool:
@@ -75,19 +82,6 @@ def _fits(plan: Plan, q: Tensor, k: Tensor, v: Tensor) -> bool:
     if k.shape[-1] != DIM or not v.numel() or any(STEP * x.stride(1) >= INT32_END for x in inputs):
         return False
     return all(map(is_copied, inputs))
-
-
-def takes_grads(plan: Plan, q: Tensor, k: Tensor, beta: Tensor, g: Tensor | None, do: Tensor) -> bool:
-    """Whether `hopper_grads` takes these inputs, of any call of the operator."""
-    if not HAS_GLUON or not is_hopper() or g is None or decay_kind(g) != HEAD or plan.table is not None:
-        return False
-    (_, length, _, value_dim), key_dim = do.shape, k.shape[-1]
-    if plan.work != torch.bfloat16 or (key_dim, value_dim) != (DIM, DIM) or plan.chunk != 64 or length % plan.chunk:
-        return False
-    copied = q, k, do
-    if any(plan.chunk * x.stride(1) >= INT32_END for x in (*copied, beta)):
-        return False
-    return bool(do.numel()) and all(map(is_copied, copied))
 
 
 def is_copied(x: Tensor) -> bool:

@@ -22,6 +22,7 @@ from subquad.kernels.delta_rule.triton.hopper.tiles import (
     LONG,
     NOTHING,
     add,
+    at_least_lowest,
     barrier_of_warps,
     copy_rows,
     cut_to_bfloat16,
@@ -31,7 +32,6 @@ from subquad.kernels.delta_rule.triton.hopper.tiles import (
     two_terms,
 )
 from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan
-from subquad.kernels.gated_linear_attention.triton.decays import LOWEST as _LOWEST
 from subquad.kernels.gated_linear_attention.triton.plan import PositionStrides, planned
 from subquad.kernels.launch import LaunchPlan, launch
 
@@ -41,19 +41,11 @@ NUM = gl.constexpr(4)
 """Chunks whose factors are computed side by side, each by a warp where it is inverted."""
 VALUE_SLOTS = gl.constexpr(3)
 """Chunks of values in shared memory."""
-LOWEST = gl.constexpr(_LOWEST.value)
 BY_ROWS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 BY_TILES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
 _IN_A_TILE = [(0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (1, 0), (2, 8), (4, 16), (8, 0), (16, 0)]
 TILES = gl.constexpr(gl.SharedLinearLayout([*([0, i, j] for i, j in _IN_A_TILE), [1, 0, 0], [2, 0, 0]], [], 1024))
 """NUM tiles [32, 32] of bfloat16, each as `NVMMASharedLayout` puts it in memory (64 bytes of swizzle)."""
-
-
-@gluon.jit
-def at_least_lowest(b_g):
-    """Log-decays in float32, at least LOWEST. NaN stays."""
-    b_g = b_g.to(gl.float32)
-    return gl.where(b_g < LOWEST, LOWEST, b_g)
 
 
 @gluon.jit
@@ -102,7 +94,7 @@ def half_rows(columns):
 @gluon.jit
 def factorizer(
     s_q, s_k, s_scores, s_inverse, s_low, s_in, s_out, s_system, s_prefix, s_beta, kq_ready, fac_ready, fac_free,
-    g, beta, inverse, inverse_low, scores, row_in, row_out, prefix, suffix, decay,
+    g, beta, inverse, inverse_low, scores, row_in, row_out,
     num_t, scale, g_stride_t, beta_stride_t, H: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Computes scores, inverses and decays of NUM chunks after NUM chunks, as `_factors_kernel` defines them.
@@ -119,7 +111,6 @@ def factorizer(
     CHUNKS: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
     COLUMNS: gl.constexpr = gl.BlockedLayout([1, HALF, 1], [1, 1, 32], [4, 1, 1], [1, 2, 0])
     OUT: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 8, 4], [4, 1, 1], [2, 1, 0])
-    PAIRS: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [4, 1], [1, 0])
     o_n = gl.arange(0, NUM, gl.SliceLayout(1, CHUNKS))
     o_c = gl.arange(0, C, gl.SliceLayout(0, CHUNKS))
     o_i = gl.arange(0, C, gl.SliceLayout(1, L_C))
@@ -143,20 +134,8 @@ def factorizer(
         o_out_j = gl.arange(0, C, gl.SliceLayout(0, gl.SliceLayout(0, OUT)))
         o_rows = gl.expand_dims(o_out_n[:, None] * C + o_out_i[None, :], 2) * (H * C) + o_out_j[None, :][None, :, :]
         w_scores = seen_as(s_scores, gl.bfloat16, [2, NUM, C, C], TILES)
-        # positions of pairs of chunks, since the gradients take chunks of twice the length
-        o_long = gl.arange(0, LONG * C, gl.SliceLayout(0, PAIRS))
-        o_pair = gl.arange(0, NUM // LONG, gl.SliceLayout(1, PAIRS))
-        o_pair_t = o_pair[:, None] * (LONG * C) + o_long[None, :]
-        m_long = (o_long < LONG * C - 1)[None, :] & (o_pair_t >= 0)
-        m_last = (o_long == LONG * C - 1)[None, :] & (o_pair_t >= 0)
-        p_decay = o_pair[:, None] + o_long[None, :] * 0
     for i_g in range(num_t // NUM):
         half = i_g & 1
-        if inverse is not None:
-            first = (i_g * (NUM * C)).to(gl.int64)
-            p_g = g + first * g_stride_t
-            b_long = at_least_lowest(gl.load(p_g + o_pair_t * g_stride_t))
-            b_rest = at_least_lowest(gl.load(p_g + (o_pair_t + 1) * g_stride_t, mask=m_long, other=0.0))
         b_prefix = gl.associative_scan(at_least_lowest(b_g), 1, add)
         # a sum of its own, so that nothing is subtracted
         b_suffix = gl.associative_scan(at_least_lowest(b_after), 1, add, reverse=True)
@@ -221,12 +200,9 @@ def factorizer(
         barrier_of_warps()
         mbarrier.arrive(fac_ready.index(half), count=1)
         if inverse is not None:
+            first = (i_g * (NUM * C)).to(gl.int64)
             gl.store(row_in + first + o_t, b_in)
             gl.store(row_out + first + o_t, b_out)
-            b_long = gl.associative_scan(b_long, 1, add)
-            gl.store(prefix + first + o_pair_t, b_long)
-            gl.store(suffix + first + o_pair_t, gl.associative_scan(b_rest, 1, add, reverse=True))
-            gl.store(decay + i_g * (NUM // LONG) + p_decay, gl.exp(b_long), mask=m_last)
             gl.store(inverse + first * (H * C) + o_rows, s_inverse.index(half).load(OUT))
             gl.store(inverse_low + first * (H * C) + o_rows, s_low.index(half).load(OUT))
             gl.store(scores + first * (H * C) + o_rows, w_scores.index(half).load(OUT))
@@ -305,7 +281,7 @@ def walker(
 
 @gluon.jit
 def _hopper_forward_kernel(
-    q, k, v, g, beta, o, delta, states, inverse, inverse_low, scores, row_in, row_out, prefix, suffix, decay,
+    q, k, v, g, beta, o, delta, states, inverse, inverse_low, scores, row_in, row_out,
     T, num_t, scale,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     g_stride_b, g_stride_t, g_stride_h, beta_stride_b, beta_stride_t, beta_stride_h,
@@ -314,7 +290,7 @@ def _hopper_forward_kernel(
     """`_factors_kernel` and `_walk_kernel` for one head a program, in warps of their own (README.md, "On Hopper").
 
     Results behind o are written where they are given: what a position writes [B, T, H, V], the states before every
-    LONG-th chunk, the factors of all chunks, and of chunks of LONG C positions the sums of log-decays and the decay.
+    LONG-th chunk, and the factors of all chunks.
     SLOTS chunks of queries and keys have room in shared memory.
     """
     BV: gl.constexpr = V // 2
@@ -366,9 +342,6 @@ def _hopper_forward_kernel(
         scores += o_head * C
         row_in += o_row
         row_out += o_row
-        prefix += o_row
-        suffix += o_row
-        decay += i_bh.to(gl.int64) * (num_t // LONG)
     # NUM chunks side by side, as their factors are written
     w_inverse = seen_as(s_inverse, gl.bfloat16, [2, NUM, C, C], TILES)
     w_low = seen_as(s_low, gl.bfloat16, [2, NUM, C, C], TILES)
@@ -381,8 +354,8 @@ def _hopper_forward_kernel(
             (walker, (s_q, s_k, s_v, s_scores, s_inverse, s_low, s_in, s_out, kq_ready, kq_free, v_ready, v_free,
                       fac_ready, fac_free, o, delta, states, num_t, scale, 1, H, V, SLOTS)),
             (factorizer, (s_q, s_k, s_scores, w_inverse, w_low, w_in, w_out, s_system, s_prefix, s_beta, kq_ready,
-                          fac_ready, fac_free, g, beta, inverse, inverse_low, scores, row_in, row_out, prefix, suffix,
-                          decay, num_t, scale, g_stride_t, beta_stride_t, H, SLOTS)),
+                          fac_ready, fac_free, g, beta, inverse, inverse_low, scores, row_in, row_out, num_t, scale,
+                          g_stride_t, beta_stride_t, H, SLOTS)),
             (copier, (s_q, s_k, s_v, kq_ready, kq_free, v_ready, v_free, k, q, v, num_t, q_stride_t, k_stride_t,
                       v_stride_t, SLOTS)),
         ],
@@ -417,10 +390,8 @@ def _forward_plan(
 def hopper_forward(
     plan: Plan, *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, keep: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, ChunkFactors | None]:
-    """o, and for a backward pass, which `keep` asks for, delta, the states before the chunks of the plan, and factors.
-
-    The factors are those of chunks of CHUNK positions; but `prefix`, `suffix` and `decay`, which the gradients read,
-    are those of chunks of the plan.
+    """o, and for a backward pass, which `keep` asks for, delta, the states before the chunks of the plan, and what
+    `hopper_back` reads of the factors of chunks of CHUNK positions.
     """
     (batch, length, heads, value_dim), (*_, groups, key_dim) = v.shape, k.shape
     o = v.new_empty(v.shape)
@@ -429,13 +400,9 @@ def hopper_forward(
         delta = v.new_empty(v.shape)
         states = v.new_empty((batch, heads, length // plan.chunk, value_dim, key_dim))
         inverse, inverse_low, scores = (v.new_empty((batch, length, heads, CHUNK)) for _ in range(3))
-        row_in, row_out, prefix, suffix = (v.new_empty((batch, heads, length), dtype=torch.float32) for _ in range(4))
-        decay = v.new_empty((batch, heads, length // plan.chunk), dtype=torch.float32)
-        none = None, None, None
-        factors = ChunkFactors(
-            inverse, inverse_low, scores, decay, row_in, row_out, *none, prefix, suffix, reach=None, steep=None
-        )
-    names = "inverse", "inverse_low", "scores", "row_in", "row_out", "prefix", "suffix", "decay"
+        row_in, row_out = (v.new_empty((batch, heads, length), dtype=torch.float32) for _ in range(2))
+        factors = ChunkFactors(inverse, inverse_low, scores, None, row_in, row_out, *[None] * 7)
+    names = "inverse", "inverse_low", "scores", "row_in", "row_out"
     launch(
         _hopper_forward_kernel,
         _forward_plan(

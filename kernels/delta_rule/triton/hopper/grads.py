@@ -21,8 +21,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from subquad.kernels.delta_rule.triton.hopper.tiles import COPY_WARPS, FLOATS, NOTHING, add, barrier_of_warps, copy_rows
-from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan
+from subquad.kernels.delta_rule.triton.hopper.tiles import (
+    COPY_WARPS,
+    FLOATS,
+    NOTHING,
+    add,
+    at_least_lowest,
+    barrier_of_warps,
+    copy_rows,
+)
+from subquad.kernels.delta_rule.triton.plan import Plan
 from subquad.kernels.device import num_processors
 from subquad.kernels.gated_linear_attention.triton.plan import PositionStrides, planned
 from subquad.kernels.launch import LaunchPlan, launch
@@ -40,6 +48,8 @@ OUTPUT_TILES, KEY_TILES, DELTA_TILES, STATE_TILES, DSTATE_TILES, TILES = (
 ROWS = gl.constexpr(4)
 """Chunks whose numbers a position are in shared memory; the copies are less than three chunks ahead."""
 LOG2E = gl.constexpr(1.4426950408889634)
+LINE = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))
+"""The layout in which every warp has all positions."""
 
 
 @gluon.jit
@@ -59,23 +69,37 @@ def fill(s_tiles, tile, p, stride):
 
 
 @gluon.jit
+def numbers(
+    beta, g, i_c, i_own, num_t, beta_stride_b, beta_stride_t, beta_stride_h, g_stride_b, g_stride_t, g_stride_h,
+    H: gl.constexpr, ADDED: gl.constexpr,
+):  # fmt: skip
+    """The log-decays of a chunk, those of the positions behind, of which the last one has none in the chunk, and the
+    betas; every warp has all positions."""
+    o_c = gl.arange(0, C, LINE)
+    i_b, i_h, i_t = place(i_c, i_own, num_t, H, ADDED)
+    o_t = i_t * C + o_c
+    p_g = g + i_b * g_stride_b + i_h * g_stride_h
+    b_g = gl.load(p_g + o_t * g_stride_t)
+    b_after = gl.load(p_g + (o_t + 1) * g_stride_t, mask=o_c < C - 1, other=0.0)
+    b_beta = gl.load(beta + i_b * beta_stride_b + i_h * beta_stride_h + o_t * beta_stride_t)
+    return b_g, b_after, b_beta
+
+
+@gluon.jit
 def copier(
     s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready,
-    q, k, beta, prefix, suffix, delta, do, dv, states, dstates, T, num_t, num_chunks,
+    q, k, beta, g, delta, do, dv, states, dstates, T, num_t, num_chunks,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, beta_stride_b, beta_stride_t, beta_stride_h,
-    do_stride_b, do_stride_t, do_stride_h,
+    g_stride_b, g_stride_t, g_stride_h, do_stride_b, do_stride_t, do_stride_h,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, GROUP: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
     """Copies what one chunk after the other needs."""
-    L_R: gl.constexpr = gl.BlockedLayout([1], [32], [COPY_WARPS], [0])
-    o_c = gl.arange(0, C, L_R)
     step = gl.num_programs(0)
     first = gl.program_id(0)
-    i_b, i_h, i_t = place(gl.minimum(first, num_chunks - 1), 0, num_t, H, ADDED)
-    o_row = (i_b * H + i_h) * T + i_t * C
-    b_prefix = gl.load(prefix + o_row + o_c)
-    b_suffix = gl.load(suffix + o_row + o_c)
-    b_beta = gl.load(beta + i_b * beta_stride_b + i_h * beta_stride_h + (i_t * C + o_c) * beta_stride_t)
+    b_g, b_after, b_beta = numbers(
+        beta, g, first, 0, num_t, beta_stride_b, beta_stride_t, beta_stride_h, g_stride_b, g_stride_t, g_stride_h,
+        H, ADDED,
+    )  # fmt: skip
     i = first * 0
     for i_c in range(first, num_chunks, step):
         for i_own in range(ADDED):
@@ -93,8 +117,9 @@ def copier(
             fill(s_tiles, OUTPUT_TILES + two * 4 + 2, dv + o_v, H * V)
             async_copy.mbarrier_arrive(ready.index(OUTPUTS + two), increment_count=False)
             # both warp groups have read do and dv of the last chunk but one, and everything of the chunks before it
-            s_prefix.index(i % ROWS).store(b_prefix)
-            s_suffix.index(i % ROWS).store(b_suffix)
+            s_prefix.index(i % ROWS).store(gl.associative_scan(at_least_lowest(b_g), 0, add))
+            # a sum of its own, so that nothing is subtracted
+            s_suffix.index(i % ROWS).store(gl.associative_scan(at_least_lowest(b_after), 0, add, reverse=True))
             s_beta.index(i % ROWS).store(b_beta.to(gl.float32))
             barrier_of_warps()
             mbarrier.arrive(rows_ready.index(i % ROWS), count=1)
@@ -107,11 +132,10 @@ def copier(
             async_copy.mbarrier_arrive(ready.index(DELTA), increment_count=False)
             # the numbers of the next chunk arrive while the panels are awaited
             i_next = gl.minimum(i_c + (i_own + 1) // ADDED * step, num_chunks - 1)
-            i_b, i_h, i_t = place(i_next, (i_own + 1) % ADDED, num_t, H, ADDED)
-            o_row = (i_b * H + i_h) * T + i_t * C
-            b_prefix = gl.load(prefix + o_row + o_c)
-            b_suffix = gl.load(suffix + o_row + o_c)
-            b_beta = gl.load(beta + i_b * beta_stride_b + i_h * beta_stride_h + (i_t * C + o_c) * beta_stride_t)
+            b_g, b_after, b_beta = numbers(
+                beta, g, i_next, (i_own + 1) % ADDED, num_t, beta_stride_b, beta_stride_t, beta_stride_h, g_stride_b,
+                g_stride_t, g_stride_h, H, ADDED,
+            )  # fmt: skip
             mbarrier.wait(free.index(STATE), (i & 1) ^ 1)
             fill(s_tiles, STATE_TILES, states + o_state, K)
             fill(s_tiles, STATE_TILES + 2, states + o_state + C * K, K)
@@ -126,8 +150,8 @@ def copier(
 
 @gluon.jit
 def half_of_keys(
-    s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, decay, dq, dk, dbeta, dg, sums, T, num_t, num_chunks,
-    scale, PART: gl.constexpr, H: gl.constexpr, K: gl.constexpr, ADDED: gl.constexpr,
+    s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, dq, dk, dbeta, dg, sums, T, num_t, num_chunks, scale,
+    PART: gl.constexpr, H: gl.constexpr, K: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
     """Gradients of keys 64 PART and on."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -142,8 +166,6 @@ def half_of_keys(
         [],
         [64, 64],
     )
-    # every warp has all positions
-    LINE: gl.constexpr = gl.BlockedLayout([2], [32], [4], [0])
     o_line = gl.arange(0, C, LINE)
     o_i = gl.arange(0, C, ROW)
     o_l = gl.arange(0, C, COLUMN)
@@ -156,7 +178,6 @@ def half_of_keys(
         for i_own in range(ADDED):
             i_b, i_h, i_t = place(i_c, i_own, num_t, H, ADDED)
             o_head = (i_b * T + i_t * C) * H + i_h
-            b_decay = gl.load(decay + (i_b * H + i_h) * num_t + i_t)
             two, turn = i & 1, (i >> 1) & 1
             # zeros, which no compiler knows, so that neither descriptors of tiles nor masks are kept in registers
             none = i >> 30
@@ -214,6 +235,7 @@ def half_of_keys(
                 b_trace = warpgroup_mma(s_state_0.permute((1, 0)), s_dstate_0, zero, use_acc=False, is_async=True)
                 b_trace = warpgroup_mma(s_state_1.permute((1, 0)), s_dstate_1, b_trace, is_async=True)
                 b_dw, b_trace = warpgroup_mma_wait(0, deps=(b_dw, b_trace))
+                b_decay = gl.exp2(s_prefix.index(i % ROWS).slice(C - 1, 1, 0).load(ROW) * LOG2E)
                 b_through = gl.sum(gl.where((o_i + none)[:, None] == o_l[None, :], b_trace, 0.0), 1) * b_decay
             else:
                 b_dw = warpgroup_mma_wait(0, deps=(b_dw,))
@@ -277,10 +299,10 @@ def half_of_keys(
 
 @gluon.jit
 def _hopper_grads_kernel(
-    q, k, beta, prefix, suffix, decay, delta, do, dv, states, dstates, dq, dk, dbeta, dg, sums,
+    q, k, beta, g, delta, do, dv, states, dstates, dq, dk, dbeta, dg, sums,
     T, num_t, num_chunks, scale,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, beta_stride_b, beta_stride_t, beta_stride_h,
-    do_stride_b, do_stride_t, do_stride_h,
+    g_stride_b, g_stride_t, g_stride_h, do_stride_b, do_stride_t, do_stride_h,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, GROUP: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
     """dq, dk [B, T, H, K], and dbeta and dg, which are sums over channels, [B, T, H, 2], as of `_row_grads_kernel`.
@@ -304,14 +326,14 @@ def _hopper_grads_kernel(
         mbarrier.init(rows_ready.index(n), count=1)
     gl.warp_specialize(
         [
-            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, decay, dq, dk, dbeta, dg,
-                            sums, T, num_t, num_chunks, scale, 0, H, K, ADDED)),
-            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, decay, dq, dk, dbeta, dg,
-                            sums, T, num_t, num_chunks, scale, 1, H, K, ADDED)),
-            (copier, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, q, k, beta, prefix, suffix, delta,
-                      do, dv, states, dstates, T, num_t, num_chunks, q_stride_b, q_stride_t, q_stride_h, k_stride_b,
-                      k_stride_t, k_stride_h, beta_stride_b, beta_stride_t, beta_stride_h, do_stride_b, do_stride_t,
-                      do_stride_h, H, K, V, GROUP, ADDED)),
+            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, dq, dk, dbeta, dg, sums, T,
+                            num_t, num_chunks, scale, 0, H, K, ADDED)),
+            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, dq, dk, dbeta, dg, sums, T,
+                            num_t, num_chunks, scale, 1, H, K, ADDED)),
+            (copier, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, q, k, beta, g, delta, do, dv,
+                      states, dstates, T, num_t, num_chunks, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t,
+                      k_stride_h, beta_stride_b, beta_stride_t, beta_stride_h, g_stride_b, g_stride_t, g_stride_h,
+                      do_stride_b, do_stride_t, do_stride_h, H, K, V, GROUP, ADDED)),
         ],
         [4, COPY_WARPS],
         # the registers of a thread that computes and of one that copies
@@ -334,7 +356,7 @@ def _grads_plan(
         num_t=num_t,
         num_chunks=num_chunks,
         scale=plan.scale,
-        **strides.arguments("q k beta do"),
+        **strides.arguments("q k beta g do"),
         H=heads,
         K=key_dim,
         V=value_dim,
@@ -350,17 +372,17 @@ def hopper_grads(
     q: Tensor,
     k: Tensor,
     beta: Tensor,
+    g: Tensor,
     delta: Tensor,
     do: Tensor,
     dv: Tensor,
     states: Tensor,
     dstates: Tensor,
-    factors: ChunkFactors,
     needs_dg: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, beta and, where it is needed, of g, as `row_grads` returns them, with two blocks of K."""
     (batch, length, heads, value_dim), (*_, groups, key_dim) = do.shape, k.shape
-    shape, strides = (batch, length, heads, key_dim), PositionStrides.of(q, k, beta, do)
+    shape, strides = (batch, length, heads, key_dim), PositionStrides.of(q, k, beta, g, do)
     grads_plan = _grads_plan(plan, num_processors(q.device), shape, groups, value_dim, strides)
     added = grads_plan.named["ADDED"]
     # the gradients of heads that share q and k are float32 until they are added
@@ -374,7 +396,7 @@ def hopper_grads(
     sums = k.new_empty((grads_plan.axes[0], 2, 2, C, C), dtype=torch.float32) if added > 1 else None
     launch(
         _hopper_grads_kernel, grads_plan,
-        q=q, k=k, beta=beta, prefix=factors.prefix, suffix=factors.suffix, decay=factors.decay, delta=delta, do=do,
-        dv=dv, states=states, dstates=dstates, dq=dq, dk=dk, dbeta=dbeta, dg=dg, sums=sums,
+        q=q, k=k, beta=beta, g=g, delta=delta, do=do, dv=dv, states=states, dstates=dstates, dq=dq, dk=dk, dbeta=dbeta,
+        dg=dg, sums=sums,
     )  # fmt: skip
     return dq, dk, dbeta, dg

@@ -8,6 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from subquad.kernels.gated_linear_attention.triton.decays import LOWEST as _LOWEST
+
 # Triton 3.9 has other names for these than Triton 3.6
 copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 barrier_of_warps = getattr(gl, "thread_barrier", None) or gl.barrier
@@ -21,11 +23,19 @@ FLOATS = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 """The layout of numbers that are no operands of products, each of them behind the one before."""
 NOTHING = gl.constexpr(-1e30)
 """A log-decay whose exponential is zero."""
+LOWEST = gl.constexpr(_LOWEST.value)
 
 
 @gluon.jit
 def add(a, b):
     return a + b
+
+
+@gluon.jit
+def at_least_lowest(b_g):
+    """Log-decays in float32, at least LOWEST. NaN stays."""
+    b_g = b_g.to(gl.float32)
+    return gl.where(b_g < LOWEST, LOWEST, b_g)
 
 
 @gluon.constexpr_function
@@ -74,6 +84,41 @@ def two_terms(b_x, layout: gl.constexpr):
     b_high = cut_to_bfloat16(b_x)
     b_low = (b_x - b_high).to(gl.bfloat16)
     return gl.convert_layout(b_high.to(gl.bfloat16), layout), gl.convert_layout(b_low, layout)
+
+
+@gluon.jit
+def first_state(
+    first, ends, i_v, i_bh, i_segment, num_bh, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, WIDE: gl.constexpr
+):
+    """The transposed state [BV, K] from which a walk over a segment starts: zeros, or what is given.
+
+    first: states [B, H, K, V] for the first segment, or None.
+    ends:  the states behind all segments but the last, [segments - 1, B, H, V, K], or None.
+    """
+    o_v = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, WIDE))
+    o_k = gl.arange(0, K, gl.SliceLayout(0, WIDE))
+    # true everywhere: it gives the masks below their shape
+    m_state = (o_v[:, None] < V) & (o_k[None, :] < K)
+    b_state = gl.zeros([BV, K], gl.float32, WIDE)
+    if first is not None:
+        p_first = first + i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+        b_state += gl.load(p_first, mask=m_state & (i_segment == 0), other=0.0).to(gl.float32)
+    if ends is not None:
+        p_end = ends + ((i_segment - 1) * num_bh + i_bh) * K * V + o_v[:, None] * K + o_k[None, :]
+        b_state += gl.load(p_end, mask=m_state & (i_segment > 0), other=0.0)
+    return b_state
+
+
+@gluon.jit
+def store_last(
+    last, b_state, i_v, i_bh, i_segment, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, WIDE: gl.constexpr
+):
+    """The last segment writes the state behind it to `last` [B, H, K, V]."""
+    o_v = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, WIDE))
+    o_k = gl.arange(0, K, gl.SliceLayout(0, WIDE))
+    m_last = (o_v[:, None] < V) & (o_k[None, :] < K) & (i_segment + 1 == gl.num_programs(1))
+    p_last = last + i_bh * K * V + o_k[None, :] * V + o_v[:, None]
+    gl.store(p_last, b_state.to(last.dtype.element_ty), mask=m_last)
 
 
 @gluon.jit

@@ -13,13 +13,17 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warp
 from subquad.kernels.delta_rule.triton.hopper.tiles import (
     COPY_WARPS,
     FLOATS,
+    LONG,
     copy_rows,
     copy_to_shared,
+    first_state,
     row_layout,
+    state_layout,
+    store_last,
     two_terms,
 )
 from subquad.kernels.delta_rule.triton.plan import ChunkFactors, Plan
-from subquad.kernels.delta_rule.triton.segments import REST, Segments
+from subquad.kernels.delta_rule.triton.segments import Segments
 from subquad.kernels.gated_linear_attention.triton.plan import EndStates, PositionStrides, planned
 from subquad.kernels.launch import LaunchPlan, launch
 
@@ -27,7 +31,6 @@ VALUES = 64
 """Values of a program, whose four warps also copy."""
 STAGES = gl.constexpr(4)
 """Chunks in shared memory."""
-_REST = gl.constexpr(REST)
 
 
 @gluon.jit
@@ -53,14 +56,14 @@ def copy_chunk(
 
 @gluon.jit
 def _hopper_walk_kernel(
-    q, k, v, inverse, inverse_low, scores, decay, row_in, row_out, o, ends, first, last,
+    q, k, v, inverse, inverse_low, scores, decay, row_in, row_out, o, delta, states, ends, first, last,
     T, num_t, scale, num_walked,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, v_stride_b, v_stride_t, v_stride_h,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, C: gl.constexpr, BV: gl.constexpr, GROUP: gl.constexpr,
-    PART: gl.constexpr,
 ):  # fmt: skip
-    """`_walk_kernel` for one segment of BV values without a backward pass, where nothing is masked; its arguments.
+    """`_walk_kernel` for one segment of BV values, where nothing is masked; its arguments.
 
+    The states, where they are given, are those before every LONG-th chunk, [B, H, chunks / LONG, V, K].
     A wait stands where a result is used, o is stored while the products of the next chunk run, and copies of a chunk
     begin STAGES - 1 chunks before it is needed, while the state is updated.
     """
@@ -76,6 +79,7 @@ def _hopper_walk_kernel(
     S_V: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, BV], gl.bfloat16)
     S_C: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, C], gl.bfloat16)
     ROWS: gl.constexpr = row_layout(C, BV)
+    HALF_STATE: gl.constexpr = state_layout(BV, K // 2)
     COLUMN: gl.constexpr = gl.SliceLayout(0, NARROW)
     s_k = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], S_K)
     s_q = gl.allocate_shared_memory(gl.bfloat16, [STAGES, C, K], S_K)
@@ -86,18 +90,7 @@ def _hopper_walk_kernel(
     s_in = gl.allocate_shared_memory(gl.float32, [STAGES, C], FLOATS)
     s_out = gl.allocate_shared_memory(gl.float32, [STAGES, C], FLOATS)
 
-    # offsets of elements of the transposed state
-    o_state_v = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, WIDE))
-    o_state_k = gl.arange(0, K, gl.SliceLayout(0, WIDE))
-    # true everywhere: it gives the masks below their shape
-    m_state = (o_state_v[:, None] < V) & (o_state_k[None, :] < K)
-    o_given = i_bh * K * V + o_state_k[None, :] * V + o_state_v[:, None]
-    b_state = gl.zeros([BV, K], gl.float32, WIDE)
-    if first is not None:
-        b_state += gl.load(first + o_given, mask=m_state & (i_segment == 0), other=0.0).to(gl.float32)
-    if PART == _REST:
-        o_end = ((i_segment - 1) * num_bh + i_bh) * K * V + o_state_v[:, None] * K + o_state_k[None, :]
-        b_state += gl.load(ends + o_end, mask=m_state & (i_segment > 0), other=0.0)
+    b_state = first_state(first, ends, i_v, i_bh, i_segment, num_bh, K, V, BV, WIDE)
 
     q += i_b * q_stride_b + i_h // GROUP * q_stride_h
     k += i_b * k_stride_b + i_h // GROUP * k_stride_h
@@ -111,6 +104,12 @@ def _hopper_walk_kernel(
         decay += i_bh * num_t
     row_out += i_bh * T
     o += o_head * V + i_v * BV
+    if states is not None:
+        delta += o_head * V + i_v * BV
+        o_half_v = i_v * BV + gl.arange(0, BV, gl.SliceLayout(1, HALF_STATE))
+        o_half_k = gl.arange(0, K // 2, gl.SliceLayout(0, HALF_STATE))
+        o_half = (o_half_v * K)[:, None] + o_half_k[None, :]
+        states += i_bh * (num_t // LONG) * (K * V)
     begin, stop = i_segment * num_walked, gl.minimum((i_segment + 1) * num_walked, num_t)
     for i in gl.static_range(STAGES - 1):
         if begin + i < stop:
@@ -133,11 +132,19 @@ def _hopper_walk_kernel(
         if decay is not None:
             b_decay = b_next_decay
             b_next_decay = gl.load(decay + gl.minimum(i + 1, stop - 1))
-        b_left = gl.convert_layout(b_state.to(gl.bfloat16), A_NARROW)
+        b_left16 = b_state.to(gl.bfloat16)
+        b_left = gl.convert_layout(b_left16, A_NARROW)
         b_held = warpgroup_mma(b_left, s_k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
         b_o = warpgroup_mma(b_left, s_q.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
         b_v = s_v.index(stage).permute((1, 0)).load(NARROW).to(gl.float32)
         b_out = s_out.index(stage).load(COLUMN)
+        if states is not None:  # noqa: SIM102 (Triton decides this condition when it compiles)
+            if i % LONG == 0:
+                # one half of the keys after the other in the same shared memory, so that two programs have room
+                b_first, b_second = gl.split(b_left16.reshape([BV, 2, K // 2]).permute([0, 2, 1]))
+                p_state = states + (i // LONG).to(gl.int64) * (K * V) + o_half
+                gl.store(p_state, gl.convert_layout(b_first, HALF_STATE))
+                gl.store(p_state + K // 2, gl.convert_layout(b_second, HALF_STATE))
         # the state is named because the products read it
         b_held, b_state = warpgroup_mma_wait(1, deps=(b_held, b_state))
         if row_in is not None:
@@ -155,7 +162,8 @@ def _hopper_walk_kernel(
         if i > begin:
             gl.store(o + (start - C) * (H * V) + o_rows, gl.convert_layout(b_last_o.to(gl.bfloat16), ROWS))
         b_delta, b_o = warpgroup_mma_wait(0, deps=(b_delta, b_o))
-        b_new = gl.convert_layout(b_delta.to(gl.bfloat16), A_NARROW)
+        b_new16 = b_delta.to(gl.bfloat16)
+        b_new = gl.convert_layout(b_new16, A_NARROW)
         b_delta *= b_out[None, :]
         b_high, b_low = two_terms(b_delta, A_WIDE)
         b_next = warpgroup_mma(b_high, s_k.index(stage), b_state, is_async=True)
@@ -165,6 +173,8 @@ def _hopper_walk_kernel(
         else:
             b_o *= scale
         b_o = warpgroup_mma(b_new, s_scores.index(stage).permute((1, 0)), b_o, is_async=True)
+        if delta is not None:
+            gl.store(delta + start * (H * V) + o_rows, gl.convert_layout(b_new16, ROWS))
         # in place of the chunk before, whose products have ended
         ahead = i + STAGES - 1
         if ahead < stop:
@@ -177,8 +187,7 @@ def _hopper_walk_kernel(
     p_last = o + ((stop - 1) * C).to(gl.int64) * (H * V)
     gl.store(p_last + o_rows, gl.convert_layout(b_last_o.to(gl.bfloat16), ROWS))
     if last is not None:
-        # only the last segment writes the final state
-        gl.store(last + o_given, b_state, mask=m_state & (i_segment + 1 == gl.num_programs(1)))
+        store_last(last, b_state, i_v, i_bh, i_segment, K, V, BV, WIDE)
 
 
 @planned
@@ -189,7 +198,6 @@ def _walk_plan(
     value_dim: int,
     strides: PositionStrides,
     segments: Segments,
-    part: int,
 ) -> LaunchPlan:
     batch, length, heads, key_dim = shape
     return LaunchPlan(
@@ -205,7 +213,6 @@ def _walk_plan(
         C=plan.chunk,
         BV=VALUES,
         GROUP=heads // groups,
-        PART=part,
         num_warps=VALUES // 16,
     )
 
@@ -218,20 +225,20 @@ def hopper_walk(
     v: Tensor,
     factors: ChunkFactors,
     o: Tensor,
+    delta: Tensor | None,
+    states: Tensor | None,
     ends: Tensor | None,
     boundary: EndStates,
     segments: Segments,
-    part: int,
 ) -> None:
-    """Writes o and the final state by a walk over all of time or, for REST, from the states `ends` at the ends of
-    segments; see `_hopper_walk_kernel`."""
+    """Writes o, the final state and, for a backward pass, delta and the states before every LONG-th chunk, walking over
+    all of time or from the states `ends` at the ends of segments; see `_hopper_walk_kernel`."""
     (batch, length, heads, value_dim), (*_, groups, key_dim) = v.shape, k.shape
     first, last = boundary
     launch(
         _hopper_walk_kernel,
-        _walk_plan(
-            plan, (batch, length, heads, key_dim), groups, value_dim, PositionStrides.of(q, k, v), segments, part
-        ),
+        _walk_plan(plan, (batch, length, heads, key_dim), groups, value_dim, PositionStrides.of(q, k, v), segments),
         q=q, k=k, v=v, inverse=factors.inverse, inverse_low=factors.inverse_low, scores=factors.scores,
-        decay=factors.decay, row_in=factors.row_in, row_out=factors.row_out, o=o, ends=ends, first=first, last=last,
+        decay=factors.decay, row_in=factors.row_in, row_out=factors.row_out, o=o, delta=delta, states=states,
+        ends=ends, first=first, last=last,
     )  # fmt: skip

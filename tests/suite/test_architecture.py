@@ -21,13 +21,7 @@ ALLOWED = {
 @cache
 def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """All of a file, those inside functions and for the type checker alone, too."""
-    # the list grows by the statements inside its elements; expressions import nothing
-    statements: list[ast.AST] = [ast.parse(path.read_text())]
-    for outer in statements:
-        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
-            inner = getattr(outer, part, ())
-            statements += inner if isinstance(inner, list) else ()
-    return [node for node in statements if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 def imports(path: Path) -> set[str]:

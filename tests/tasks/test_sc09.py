@@ -252,7 +252,7 @@ def test_a_run_generates_and_reports_what_the_judge_says(folder, model, status):
             "judge_steps": 5,
         },
         {"d_model": 8, "d_state": 4, "num_layers": 1, **model},
-        {"steps": 2, "batch_size": 6},
+        {"steps": 2, "batch_size": 4},
     )
     rows = [row for row in Trainer(run, CPU)().rows if row["split"] == "generated"]
     assert {row["status"] for row in rows} == {status}

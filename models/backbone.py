@@ -104,8 +104,10 @@ class BackboneState:
     """[B], int64: number of positions that each row has seen."""
     pooled: Tensor | None
     """[B, D]: the sum of the final hidden states so far, where the readout takes their mean; else None."""
-    fresh: bool = False
-    """Whether the state is that before the first position. The host knows it without reading a tensor."""
+    seen: int = 0
+    """Number of positions that were read, padding included. The host knows it without reading a tensor."""
+    capacity: int | None = None
+    """Number of positions that there is room for; None: no mixer keeps them all."""
 
 
 class PairHead(nn.Module):
@@ -315,7 +317,7 @@ class Backbone(Model):
         """The state before the first position.
 
         capacity: number of positions that a state which keeps all of them has room for; None: the task's max_length.
-            The caller counts them: a step beyond the capacity of a cache cannot raise an error on a GPU.
+            A step beyond it raises ValueError; one that a CUDA graph repeats does not, so whoever records it counts.
         """
         if self.spec.towers > 1:
             raise ValueError(
@@ -334,7 +336,11 @@ class Backbone(Model):
             pooled = at_least_float32(weight).new_zeros(batch_size, self.config.d_model)
         time = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         mixers = tuple(mixer.init_state(batch_size, capacity) for mixer in self.mixers)
-        return BackboneState(mixers, time, pooled, fresh=True)
+        grows = False
+        # a mixer need not say its size
+        with contextlib.suppress(NotImplementedError):
+            grows = self.state_size(capacity + 1) > self.state_size(capacity)
+        return BackboneState(mixers, time, pooled, capacity=capacity if grows else None)
 
     def step(self, inputs_t: Tensor, state: BackboneState) -> tuple[Tensor, BackboneState]:
         """inputs_t [B] or [B, C] and the state to logits [B, num_classes] of this position and the next state.
@@ -342,9 +348,16 @@ class Backbone(Model):
         The network must be in evaluation mode. The tensors of the state may be changed in place, unless gradients are
         recorded: then the state given is left as it is, and gradients pass through all steps.
         """
+        if state.seen == state.capacity:
+            raise ValueError(
+                f"step: the state has room for {state.capacity} positions and has read as many; give init_state or "
+                "prefill a larger capacity."
+            )
         if torch.is_grad_enabled():
             state = map_tensors(torch.clone, state)
-        state.fresh = False
+        seen = state.seen + 1
+        # what a step was given is not the state before the first position any more
+        state.seen = max(state.seen, 1)
         x = self._encode(inputs_t)
         added = self._positions(state.time)
         x = self.embed_dropout(x if added is None else x + added)
@@ -359,19 +372,19 @@ class Backbone(Model):
                 logits = step_linear(self.head, x, norm=self.final_norm)
             else:
                 logits = self.readout(add_norm(self.final_norm, None, x, autocast_dtype(x))[0])
-            return logits, BackboneState(tuple(mixer_states), time, None)
+            return logits, BackboneState(tuple(mixer_states), time, None, seen, state.capacity)
         x = self.final_norm(x)
         pooled = None if state.pooled is None else state.pooled + x
         if pooled is not None:
             x = pooled / time.unsqueeze(-1)
-        return self.head(self._for_head(x)), BackboneState(tuple(mixer_states), time, pooled)
+        return self.head(self._for_head(x)), BackboneState(tuple(mixer_states), time, pooled, seen, state.capacity)
 
     def restart(self, state: BackboneState) -> None:
         """Sets a state back to that before the first position, in place."""
         for mixer, mixer_state in zip(self.mixers, state.mixers, strict=True):
             mixer.restart(mixer_state)
         state.time.zero_()
-        state.fresh = True
+        state.seen = 0
         if state.pooled is not None:
             state.pooled.zero_()
 
@@ -395,12 +408,12 @@ class Backbone(Model):
         batch, steps = inputs.shape[:2]
         self._check_length(steps)
         state = self.init_state(batch, capacity) if state is None else state
-        if not state.fresh:
+        if state.seen:
             raise ValueError(
                 "prefill: the state has read positions already, and a prompt is read in one part. Pass the whole "
                 "prompt, read the rest of it by step, or call restart(state) to begin anew."
             )
-        state.fresh = False
+        state.seen = steps
         padding = None if lengths is None else LeftPadding.of(lengths, steps)
         x = self._encode(inputs)
         time = torch.arange(steps, device=x.device) if padding is None else padding.time.clamp(min=0)
@@ -418,7 +431,8 @@ class Backbone(Model):
             last = pooled / seen.unsqueeze(-1)
         else:
             last = self.final_norm(joined(x[:, -1], None if branch is None else branch[:, -1]))
-        return self.readout(self._for_head(last)), BackboneState(tuple(mixer_states), seen, pooled)
+        after = BackboneState(tuple(mixer_states), seen, pooled, steps, state.capacity)
+        return self.readout(self._for_head(last)), after
 
     def state_size(self, length: int) -> int:
         """Number of elements that the mixers keep for one sequence after `length` steps; a complex one counts as two.

@@ -454,3 +454,31 @@ def test_a_mixer_with_more_digits_than_the_next_layer_can_read_is_refused():
     model.layers[0].mixer = Fine()
     with pytest.raises(ValueError, match=r"Fine.forward returns torch.float64 in a run of torch.float32; return"):
         model(torch.zeros(2, 8, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "grows"),
+    [
+        ("attention", {}, True),
+        ("attention", {"window": 4}, True),
+        ("hyena", {}, True),
+        ("hybrid", {"layers": ("s4d", "attention")}, True),
+        ("gla", {"num_heads": 2}, False),
+    ],
+)
+def test_a_step_beyond_the_capacity_is_refused_where_the_state_grows(name, options, grows):
+    """A cache that is full would lose a position without a word, also one of a window that it is shorter than."""
+    model, tokens = build(MODELS.load(name), TOKENS, **options), torch.randint(16, (2, 4))
+    with torch.no_grad():
+        state = model.init_state(2, 3)
+        for t in range(3):
+            _, state = model.step(tokens[:, t], state)
+        _, behind = model.prefill(tokens[:, :3], capacity=3)
+        for full in (state, behind):
+            if grows:
+                with pytest.raises(ValueError, match="the state has room for 3 positions and has read as many; give"):
+                    model.step(tokens[:, 3], full)
+            else:
+                model.step(tokens[:, 3], full)
+        model.restart(state)
+        model.step(tokens[:, 3], state)

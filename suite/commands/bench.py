@@ -37,10 +37,13 @@ def bench(
     ] = None,
     arena: Annotated[
         bool,
-        typer.Option("--arena", help="Time ours beside every peer, recorded, the best of three processes; resumable."),
+        typer.Option(
+            "--arena", help="Time ours beside every peer, as CUDA graphs, the fastest of three processes; resumable."
+        ),
     ] = False,
     minutes: Annotated[
-        float | None, typer.Option(min=0.0, help="With --arena: stop then; the same command continues.")
+        float | None,
+        typer.Option(min=0.0, help="With --arena: stop after so many minutes; the same command continues."),
     ] = None,
     plugins: Plugins = None,
     device: Device = None,

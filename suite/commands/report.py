@@ -90,7 +90,7 @@ def report(
         typer.Option(help="Compare the rows with this one over seeds: difference, interval, p corrected by Holm."),
     ] = None,
     row: Annotated[
-        list[str] | None, typer.Option(help="With --against: compare this row alone; repeatable. Default: all rows.")
+        list[str] | None, typer.Option(help="With --against: compare only this row; repeatable. Default: all rows.")
     ] = None,
     full: Annotated[
         bool,
@@ -116,7 +116,7 @@ def report(
 ) -> None:
     """Render an experiment (paper's number, ours, difference, seeds, verdict, figure), or the times of `kernels`.
 
-    `arena` is who is fastest at which operator, ours or another project's, with what was refused and why.
+    `arena` shows whose kernel is the fastest at each operator, ours or another project's, and what was refused and why.
 
     A paper (`h3`) and `--all` show a scoreboard of its experiments or of all; `--format html` is a page to sort, filter
     and open runs. `tables` is a page of every table and figure of the papers, with what runs here and what has rows.

@@ -121,7 +121,7 @@ GROUPS = ("", "", *["three seeds or more"] * len(JUDGED), *["fewer seeds"] * len
 NUMBERS = ("published", "in a grid", *CELLS)
 """The counts in the columns of HEADER."""
 NOTES = (
-    "published: numbers of the papers that a run could give, each counted once. Every number in a grid is counted in one "
+    "published: numbers of the papers that a run could give, each counted once. Every number in a grid is also in one "
     "of the columns behind it.",
     "agree: within the tolerance. differ: worse than the paper, or unstable. at chance: the paper's number is a guess.",
     "other device: times, speeds and memory of another device or protocol, which are not compared.",

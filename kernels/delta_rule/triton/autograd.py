@@ -131,9 +131,10 @@ class DeltaRule(OnceDifferentiable):
         gradients = call((*tensors, do, dense(dfinal)), ctx.plan, ctx.needs_input_grad[4], ctx.initial_dtype)
         dq, dk, dv, dbeta, dg, *others = gradients
         dq, dk = (dx if dx.shape == x.shape else _summed_heads(dx, x) for dx, x in ((dq, q), (dk, k)))
-        if dg is not None and dg.dim() > g.dim():
-            dg = dg.sum(-1).to(g.dtype)
-        return dq, dk, dv.to(ctx.value_dtype), dbeta.sum(-1).to(beta.dtype), dg, *others, None
+        dbeta, dg = (
+            dx if dx is None or dx.dim() == x.dim() else dx.sum(-1).to(x.dtype) for dx, x in ((dbeta, beta), (dg, g))
+        )
+        return dq, dk, dv.to(ctx.value_dtype), dbeta, dg, *others, None
 
 
 def _summed_heads(dx: Tensor, x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 A program for each multiprocessor takes chunk after chunk, and for each of them the heads that share its keys, one after
 the other. One warp group copies; each of two others computes the gradients of 64 keys, so that both read the same tiles
-and exchange nothing: sums over keys have an axis of two parts.
+and exchange nothing: the warps that copy add their halves of sums over keys.
 """
 
 # mypy: disable-error-code="assignment, misc"
@@ -86,14 +86,26 @@ def numbers(
 
 
 @gluon.jit
+def add_halves(s_half, dbeta, dg, i, o_head, H: gl.constexpr):
+    """Stores dbeta and dg of the i-th chunk of a program, which begins at o_head; each half of the keys has a part."""
+    o_row = o_head + gl.arange(0, C, LINE) * H
+    slot = (i & 1) * 4
+    b_dbeta = s_half.index(slot).load(LINE) + s_half.index(slot + 1).load(LINE)
+    gl.store(dbeta + o_row, b_dbeta.to(dbeta.dtype.element_ty))
+    if dg is not None:
+        b_dg = s_half.index(slot + 2).load(LINE) + s_half.index(slot + 3).load(LINE)
+        gl.store(dg + o_row, b_dg.to(dg.dtype.element_ty))
+
+
+@gluon.jit
 def copier(
-    s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready,
-    q, k, beta, g, delta, do, dv, states, dstates, T, num_t, num_chunks,
+    s_tiles, s_prefix, s_suffix, s_beta, s_half, ready, free, rows_ready,
+    q, k, beta, g, delta, do, dv, states, dstates, dbeta, dg, T, num_t, num_chunks,
     q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t, k_stride_h, beta_stride_b, beta_stride_t, beta_stride_h,
     g_stride_b, g_stride_t, g_stride_h, do_stride_b, do_stride_t, do_stride_h,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, GROUP: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
-    """Copies what one chunk after the other needs."""
+    """Copies what one chunk after the other needs, and stores the sums over keys of the chunk before."""
     step = gl.num_programs(0)
     first = gl.program_id(0)
     b_g, b_after, b_beta = numbers(
@@ -101,11 +113,13 @@ def copier(
         H, ADDED,
     )  # fmt: skip
     i = first * 0
+    o_before = i.to(gl.int64)
     for i_c in range(first, num_chunks, step):
         for i_own in range(ADDED):
             i_b, i_h, i_t = place(i_c, i_own, num_t, H, ADDED)
             start = i_t * C
-            o_v = ((i_b * T + start) * H + i_h) * V
+            o_head = (i_b * T + start) * H + i_h
+            o_v = o_head * V
             o_state = ((i_b * H + i_h) * num_t + i_t) * (K * V)
             i_g = i_h // GROUP
             two, turn = i & 1, i >> 1
@@ -144,13 +158,19 @@ def copier(
             fill(s_tiles, DSTATE_TILES, dstates + o_state, K)
             fill(s_tiles, DSTATE_TILES + 2, dstates + o_state + C * K, K)
             async_copy.mbarrier_arrive(ready.index(DSTATE), increment_count=False)
+            # the memory of this tile was given back behind the sums
+            if i > 0:
+                add_halves(s_half, dbeta, dg, i - 1, o_before, H)
+            o_before = o_head
             i += 1
     async_copy.wait_group(0)
+    mbarrier.wait(free.index(DSTATE), (i & 1) ^ 1)
+    add_halves(s_half, dbeta, dg, i - 1, o_before, H)
 
 
 @gluon.jit
 def half_of_keys(
-    s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, dq, dk, dbeta, dg, sums, T, num_t, num_chunks, scale,
+    s_tiles, s_prefix, s_suffix, s_beta, s_half, ready, free, rows_ready, dq, dk, dg, sums, T, num_t, num_chunks, scale,
     PART: gl.constexpr, H: gl.constexpr, K: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
     """Gradients of keys 64 PART and on."""
@@ -166,7 +186,6 @@ def half_of_keys(
         [],
         [64, 64],
     )
-    o_line = gl.arange(0, C, LINE)
     o_i = gl.arange(0, C, ROW)
     o_l = gl.arange(0, C, COLUMN)
     o_row = gl.arange(0, C, gl.SliceLayout(1, OUT))
@@ -177,7 +196,6 @@ def half_of_keys(
     for i_c in range(gl.program_id(0), num_chunks, gl.num_programs(0)):
         for i_own in range(ADDED):
             i_b, i_h, i_t = place(i_c, i_own, num_t, H, ADDED)
-            o_head = (i_b * T + i_t * C) * H + i_h
             two, turn = i & 1, (i >> 1) & 1
             # zeros, which no compiler knows, so that neither descriptors of tiles nor masks are kept in registers
             none = i >> 30
@@ -268,7 +286,7 @@ def half_of_keys(
             b_dk = warpgroup_mma(s_dstate_0.permute((1, 0)), s_q, b_dk, is_async=True)
             b_dk = warpgroup_mma(s_dstate_1.permute((1, 0)), s_k, b_dk, is_async=True)
             # sums over positions, while these products run
-            gl.store(dbeta + (o_head + o_i * H) * 2 + PART, b_dbeta + b_written)
+            s_half.index(two * 4 + PART).store(b_dbeta + b_written)
             if dg is not None:
                 # the log-decay of a position moves what leaves for it from positions before, and what is read from it
                 # on
@@ -276,7 +294,7 @@ def half_of_keys(
                 b_leaving = gl.convert_layout(b_beta * b_written + b_through, LINE)
                 b_dg = gl.associative_scan(b_here, 0, add, reverse=True)
                 b_dg += gl.associative_scan(b_leaving, 0, add) - b_leaving
-                gl.store(dg + (o_head + o_line * H) * 2 + PART, b_dg)
+                s_half.index(two * 4 + 2 + PART).store(b_dg)
             b_dq, b_dk = warpgroup_mma_wait(0, deps=(b_dq, b_dk))
             barrier_of_warps()
             mbarrier.arrive(free.index(KEYS + two), count=1)
@@ -305,7 +323,7 @@ def _hopper_grads_kernel(
     g_stride_b, g_stride_t, g_stride_h, do_stride_b, do_stride_t, do_stride_h,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, GROUP: gl.constexpr, ADDED: gl.constexpr,
 ):  # fmt: skip
-    """dq, dk [B, T, H, K], and dbeta and dg, which are sums over channels, [B, T, H, 2], as of `_row_grads_kernel`.
+    """dq, dk [B, T, H, K], and dbeta and dg, which are sums over channels, [B, T, H], as of `_row_grads_kernel`.
 
     The betas of keys are in the matrices of pairs, so that all of the gradient of a key is one sum.
     ADDED: GROUP, where dq and dk [B, T, H / GROUP, K] are sums over the heads that share keys, or 1.
@@ -316,6 +334,8 @@ def _hopper_grads_kernel(
     s_prefix = gl.allocate_shared_memory(gl.float32, [ROWS, 64], FLOATS)
     s_suffix = gl.allocate_shared_memory(gl.float32, [ROWS, 64], FLOATS)
     s_beta = gl.allocate_shared_memory(gl.float32, [ROWS, 64], FLOATS)
+    # of the chunk and of the one before: dbeta of both halves of the keys, and dg
+    s_half = gl.allocate_shared_memory(gl.float32, [8, 64], FLOATS)
     ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     rows_ready = gl.allocate_shared_memory(gl.int64, [ROWS, 1], mbarrier.MBarrierLayout())
@@ -326,14 +346,14 @@ def _hopper_grads_kernel(
         mbarrier.init(rows_ready.index(n), count=1)
     gl.warp_specialize(
         [
-            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, dq, dk, dbeta, dg, sums, T,
+            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, s_half, ready, free, rows_ready, dq, dk, dg, sums, T,
                             num_t, num_chunks, scale, 0, H, K, ADDED)),
-            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, dq, dk, dbeta, dg, sums, T,
+            (half_of_keys, (s_tiles, s_prefix, s_suffix, s_beta, s_half, ready, free, rows_ready, dq, dk, dg, sums, T,
                             num_t, num_chunks, scale, 1, H, K, ADDED)),
-            (copier, (s_tiles, s_prefix, s_suffix, s_beta, ready, free, rows_ready, q, k, beta, g, delta, do, dv,
-                      states, dstates, T, num_t, num_chunks, q_stride_b, q_stride_t, q_stride_h, k_stride_b, k_stride_t,
-                      k_stride_h, beta_stride_b, beta_stride_t, beta_stride_h, g_stride_b, g_stride_t, g_stride_h,
-                      do_stride_b, do_stride_t, do_stride_h, H, K, V, GROUP, ADDED)),
+            (copier, (s_tiles, s_prefix, s_suffix, s_beta, s_half, ready, free, rows_ready, q, k, beta, g, delta, do,
+                      dv, states, dstates, dbeta, dg, T, num_t, num_chunks, q_stride_b, q_stride_t, q_stride_h,
+                      k_stride_b, k_stride_t, k_stride_h, beta_stride_b, beta_stride_t, beta_stride_h, g_stride_b,
+                      g_stride_t, g_stride_h, do_stride_b, do_stride_t, do_stride_h, H, K, V, GROUP, ADDED)),
         ],
         [4, COPY_WARPS],
         # the registers of a thread that computes and of one that copies
@@ -380,7 +400,7 @@ def hopper_grads(
     dstates: Tensor,
     needs_dg: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, beta and, where it is needed, of g, as `row_grads` returns them, with two blocks of K."""
+    """Gradients of q, k, beta and, where it is needed, of g; see `_hopper_grads_kernel`."""
     (batch, length, heads, value_dim), (*_, groups, key_dim) = do.shape, k.shape
     shape, strides = (batch, length, heads, key_dim), PositionStrides.of(q, k, beta, g, do)
     grads_plan = _grads_plan(plan, num_processors(q.device), shape, groups, value_dim, strides)
@@ -391,8 +411,7 @@ def hopper_grads(
         x.new_empty((batch, length, heads // added, key_dim), dtype=x.dtype if summed else torch.float32)
         for x in (q, k)
     )
-    dbeta = k.new_empty((batch, length, heads, 2), dtype=torch.float32)
-    dg = torch.empty_like(dbeta) if needs_dg else None
+    dbeta, dg = beta.new_empty(beta.shape), g.new_empty(g.shape) if needs_dg else None
     sums = k.new_empty((grads_plan.axes[0], 2, 2, C, C), dtype=torch.float32) if added > 1 else None
     launch(
         _hopper_grads_kernel, grads_plan,

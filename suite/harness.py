@@ -1,4 +1,4 @@
-"""Language models of the suite behind the interface of lm-evaluation-harness, so that its tasks can be asked of them.
+"""Language models of the suite behind the interface of lm-evaluation-harness, so that its tasks can evaluate them.
 
 The package is optional (extra `eval`) and imported here alone. A text is what the model's task or a tokenizer makes of
 it, and nothing is added. Where the package's own models of the hub leave a choice, it is made as there: a context and

@@ -1,4 +1,4 @@
-"""This module says where the time of a step goes, by kernel on a GPU and by operation of torch on a CPU."""
+"""Measures where the time of a step goes, by kernel on a GPU and by operation of torch on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for time: results that the backward pass computes again instead of keeping them.
+"""Recomputation: results that the backward pass computes again, so that they need not be kept in memory.
 
 `recomputed_layer` does so for everything between the input of a layer and its result. `Recomputing` does so for single
 results inside a layer that are large and cheap, such as a short convolution; what made them is kept, and so is what an

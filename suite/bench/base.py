@@ -1,7 +1,7 @@
 """The code of another revision, with which `bench --compare` compares this tree: of Subquad or of a plugin.
 
 The base of an operator of Subquad is the folder `kernels` of that revision with the workloads of this tree, so that
-both are asked for the same. The base of a plugin's operator is the repository that holds the plugin, as it was in that
+both compute the same. The base of a plugin's operator is the repository that holds the plugin, as it was in that
 revision, with the plugin's own workloads; `Workload.version` says whether they are the same.
 """
 

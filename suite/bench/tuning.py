@@ -1,4 +1,4 @@
-"""Kernels of other projects that tune themselves: their forms are compiled together, and not one after the other."""
+"""Autotuned kernels of other projects: compiles all their configurations together, and not one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check`: holds a model, task or operator, such as one of a plugin, against the laws that all of the suite obey."""
+"""`check`: checks whether a model, task or operator, such as one of a plugin, obeys the laws of those of the suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compare`: the rows of two folders or revisions, held against each other."""
+"""`compare`: compares the rows of two folders or revisions."""
 
 from __future__ import annotations
 

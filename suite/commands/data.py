@@ -1,4 +1,4 @@
-"""`data`: what real data there are, bringing them into the cache, checking and timing them."""
+"""`data`: lists the sources of real data, prepares them in the cache, checks them, and times how fast they are read."""
 
 from __future__ import annotations
 

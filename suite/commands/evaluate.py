@@ -1,4 +1,4 @@
-"""`evaluate`: asks a trained language model the tasks of lm-evaluation-harness and stores the answers as rows."""
+"""`evaluate`: runs tasks of lm-evaluation-harness on a trained language model and stores the results as rows."""
 
 from __future__ import annotations
 

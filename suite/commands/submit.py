@@ -1,4 +1,4 @@
-"""`submit`: makes a submission to a board of a mixer of one's own: its rows, checked, in one folder."""
+"""`submit`: checks a mixer, carries out its runs, and makes the folder with which it is submitted to a board."""
 
 from __future__ import annotations
 

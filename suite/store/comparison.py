@@ -1,4 +1,4 @@
-"""Two sets of stored rows, held against each other measurement by measurement.
+"""Compares two sets of stored rows, measurement by measurement.
 
 Runs belong together that have the same settings. Left out of that comparison are the seed, the versions of task and
 model, the identity of plugins and the folder of the data: these are what changes from one revision to another.

@@ -1,4 +1,4 @@
-"""Files of the weights of runs, each of which says what it has the weights of: where they are, reading and writing."""
+"""Finds, reads and writes the files with the weights of runs; each file says whose weights it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the rows per second that the host draws from a task without a model: could loading limit training?"""
+"""Measures the rows per second that the host draws from a task without a model, to tell if loading limits training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safe unpacking of archives that nobody has checked.
+"""Safe unpacking of untrusted archives.
 
 Only plain files and folders below the target are written. An archive that contains a path out of the target, a link or
 a device is refused as a whole, even where that part is not wanted; no data set needs one.

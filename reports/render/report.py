@@ -204,8 +204,10 @@ def _name(rows: pa.Table, folder: Path) -> str:
 def _source(source: Source | None) -> str:
     if source is None:
         return ""
-    kinds = (("table", source.table), ("figure", source.figure), ("section", source.section))
-    return ", ".join([source.paper, *(f"{kind} {value}" for kind, value in kinds if value is not None)])
+    # a footnote or a file is named in words
+    in_words = source.section is not None and len(first := source.section.split()[0]) > 1 and first.isalpha()
+    kinds = (("table", source.table), ("figure", source.figure), ("" if in_words else "section", source.section))
+    return ", ".join([source.paper, *(f"{kind} {value}".strip() for kind, value in kinds if value is not None)])
 
 
 def _unit(spec: TableSpec, runs: Sequence[StoredRun]) -> str:

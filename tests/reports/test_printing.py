@@ -41,6 +41,12 @@ def test_output_is_byte_identical_to_the_kept_one(make, format, name):
     assert text == (GOLDEN / name).read_text(), "a wanted change: render the fixture again and read the difference"
 
 
+def test_a_place_in_a_paper_that_has_no_number_is_named_without_the_word_section(make):
+    for section, said in (("footnote 7", "h3, footnote 7; scale"), ("E.1 and 4", "h3, section E.1 and 4; scale")):
+        report = make(make_run(), config=grid(source={"paper": "h3", "section": section}))
+        assert f"source: {said}" in render(report, "terminal")
+
+
 def runs_of_different_operators() -> list[list[dict[str, Any]]]:
     """Cells whose runs used two versions, two backends, one of each, and runs with and without a record."""
     return [

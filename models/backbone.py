@@ -337,7 +337,7 @@ class Backbone(Model):
         time = torch.zeros(batch_size, dtype=torch.long, device=weight.device)
         mixers = tuple(mixer.init_state(batch_size, capacity) for mixer in self.mixers)
         grows = False
-        # a mixer need not say its size
+        # a mixer of a plugin may lack `state_size`
         with contextlib.suppress(NotImplementedError):
             grows = self.state_size(capacity + 1) > self.state_size(capacity)
         return BackboneState(mixers, time, pooled, capacity=capacity if grows else None)
@@ -356,7 +356,7 @@ class Backbone(Model):
         if torch.is_grad_enabled():
             state = map_tensors(torch.clone, state)
         seen = state.seen + 1
-        # what a step was given is not the state before the first position any more
+        # `prefill` refuses the state that was given from now on, whose tensors may be changed in place
         state.seen = max(state.seen, 1)
         x = self._encode(inputs_t)
         added = self._positions(state.time)

@@ -127,11 +127,11 @@ class Answers:
         return whole, len(whole) - len(before)
 
     def continuations(self, pairs: Sequence[tuple[str, str]]) -> Iterator[tuple[float, bool]]:
-        """Of each (context, text): sum of log p of the tokens of the text, and whether each is the likeliest one."""
+        """Yields for each (context, text) the sum of log p of the text's tokens, and whether each is the likeliest."""
         return self._sums([self._together(context, text) for context, text in pairs])
 
     def wholes(self, texts: Sequence[str]) -> Iterator[float]:
-        """Of each text: sum of log p of all its tokens, each with a context of at most what the model reads."""
+        """Yields for each text the sum of log p of all its tokens, each behind as much text as the model reads."""
         tokens = map(self.encode, texts)
         return (total for total, _ in self._sums([([self.start, *part], len(part)) for part in tokens]))
 

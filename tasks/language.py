@@ -497,12 +497,13 @@ class WikiText(LanguageTask):
 
 
 def _shown(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """`os.walk` without hidden folders, into links as well. DataError where a link leads to a folder above it."""
+    """`os.walk` without hidden folders, into links as well. DataError where links lead back to a folder on the way."""
     for place, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not cache.hidden(name)]
         for name in folders:
             below = Path(place, name)
-            if below.is_symlink() and Path(place).resolve().is_relative_to(below.resolve()):
+            on_the_way = (Path(place), *Path(place).parents)
+            if below.is_symlink() and any(above.resolve().is_relative_to(below.resolve()) for above in on_the_way):
                 raise DataError(f"{below}: links to a folder above it, which has no end; remove the link.")
         yield place, folders, names
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ def change_the_interpreter() -> None:
     keep_types_of_operations()
     keep_what_operators_compute()
     keep_how_memory_is_read_and_written()
-    keep_how_elements_are_chosen()
     keep_types_of_products()
     make_constants_once()
     spare_unused_checks_in_the_interpreter()
@@ -115,57 +113,37 @@ def patch_the_language_once_a_launch() -> None:
     """
     from triton.runtime import interpreter
 
+    patch, patched, parts, changes = interpreter._patch_lang, set(), {}, {}
     # older versions of Triton keep no record of what they patch
     if not hasattr(interpreter, "_LangPatchScope"):
         return
-    patch, patched, parts, changes = interpreter._patch_lang, set(), {}, {}
-
-    class Changes:
-        """The changes of a scope, which can be made again; those of a module all at once."""
-
-        def __init__(self, scope):
-            self.scope, self.modules, self.others, self.before = scope, {}, [], {}
-            for owner, name, before in scope._changes:
-                if inspect.ismodule(owner) and before is not interpreter._MISSING:
-                    self.modules.setdefault(owner, {})[name] = getattr(owner, name)
-                else:
-                    self.others.append((owner, name, getattr(owner, name)))
-
-        def make(self):
-            for owner, changed in self.modules.items():
-                members = vars(owner)
-                self.before[owner] = {name: members[name] for name in changed}
-                members.update(changed)
-            self.scope = interpreter._LangPatchScope()
-            for change in self.others:
-                self.scope.set_attr(*change)
-
-        def restore(self):
-            # only a launch restores; what device functions have patched is then patched anew in the next launch
-            patched.clear()
-            self.scope.restore()
-            for owner, members in self.before.items():
-                vars(owner).update(members)
-
     nothing = interpreter._LangPatchScope()
 
     def once(fn):
         if fn.__module__ not in parts:
             language = (interpreter.tl, interpreter.tl.core)
             parts[fn.__module__] = tuple(part in fn.__globals__.values() for part in language)
-        if not hasattr(fn, "__signature__"):
-            # every launch asks for it twice
-            fn.__signature__ = inspect.signature(fn)
         # functions that see the same parts of the language need the same patches
         seen = parts[fn.__module__]
         if seen in patched:
             return nothing
         patched.add(seen)
+        scope = interpreter._LangPatchScope()
         if seen in changes:
-            changes[seen].make()
+            for change in changes[seen]:
+                scope.set_attr(*change)
         else:
-            changes[seen] = Changes(patch(fn))
-        return changes[seen]
+            scope = patch(fn)
+            changes[seen] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
+        restore = scope.restore
+
+        def restore_and_forget():
+            # only a launch restores; what device functions have patched is then patched anew in the next launch
+            patched.clear()
+            restore()
+
+        scope.restore = restore_and_forget
+        return scope
 
     interpreter._patch_lang = once
 
@@ -356,9 +334,6 @@ def keep_what_operators_compute() -> None:
         last = pointer.data, offset.data, lambda x, y: x + size * y.astype(np.uint64), handle
         return handle
 
-    def towards_zero(x, y):
-        return (x - np.fmod(x, y)) // y
-
     def is_used(given, used):
         return given.dtype == used.dtype and np.may_share_memory(given, used)
 
@@ -402,9 +377,8 @@ def keep_what_operators_compute() -> None:
         return compute
 
     InterpreterBuilder.binary_op, InterpreterBuilder.create_addptr = combine_and_note, move_and_note
-    InterpreterBuilder.create_idiv = lambda self, lhs, rhs: self.binary_op(lhs, rhs, towards_zero)
-    names = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod")
-    for name in (*names, "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne"):
+    names = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "or", "xor")
+    for name in (*names, "lt", "le", "gt", "ge", "eq", "ne"):
         setattr(tensor, f"__{name}__", kept(getattr(tensor, f"__{name}__").__wrapped__))
 
 
@@ -470,45 +444,6 @@ def keep_how_memory_is_read_and_written() -> None:
 
     InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = load_and_note, store_and_note
     core.load.__wrapped__, core.store.__wrapped__ = load_as_before, store_as_before
-
-
-def keep_how_elements_are_chosen() -> None:
-    """Let Triton find once a kind of operands how `where` repeats them and which type it has."""
-    import triton.language as tl
-    from triton.language import core, tensor
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    where, last, chosen = core.where.__wrapped__, None, {}
-    select = InterpreterBuilder.create_select
-
-    def select_and_note(self, condition, x, y):
-        nonlocal last
-        handle = select(self, condition, x, y)
-        last = x.data, y.data, handle
-        return handle
-
-    def kind(x):
-        # not the number itself, since 1 equals True, and 0.0 equals -0.0
-        return x.type.name if type(x) is tensor else (type(x), repr(x))
-
-    def where_as_before(condition, x, y, _semantic=None):
-        key = kind(condition), kind(x), kind(y)
-        found = chosen.get(key)
-        if found is None:
-            result = where(condition, x, y, _semantic=_semantic)
-            handle = last[2]
-            # what converts an operand first is not kept
-            alike = all(each.dtype is result.dtype for each in (x, y) if type(each) is tensor)
-            if alike and type(condition) is tensor and condition.dtype is tl.int1 and result.handle is handle:
-                constants = (None if type(x) is tensor else last[0], None if type(y) is tensor else last[1])
-                chosen[key] = *constants, handle.data.shape, handle.dtype, result.type
-            return result
-        a, b, shape, dtype, to = found
-        data = np.where(condition.handle.data, x.handle.data if a is None else a, y.handle.data if b is None else b)
-        return tensor(TensorHandle(data if data.shape == shape else np.broadcast_to(data, shape), dtype), to)
-
-    InterpreterBuilder.create_select = select_and_note
-    core.where.__wrapped__ = where_as_before
 
 
 def keep_types_of_products() -> None:

@@ -41,8 +41,6 @@ from subquad.kernels.workload import (
 CHUNK = 64
 DAMPING = 16
 FORMS = ("write", "plain")
-SIZES = (8, 2048), (1, 16384)
-"""Sequences and positions: batches of training, and one long sequence."""
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Inputs:
@@ -97,6 +95,12 @@ def short(shape: Shape) -> Shape:
     return {**at_most(B=2, T=130, H=2)(shape), **({"G": 1} if "G" in shape else {})}
 
 
+def of_decay(decay: str) -> tuple[Shape, ...]:
+    """A batch of training and one long sequence."""
+    sizes_of_time = (8, 2048), (1, 16384)
+    return tuple({"B": batch, "T": time, "H": 16, "K": 128, "V": 128, "decay": decay} for batch, time in sizes_of_time)
+
+
 # large Gated DeltaNets have twice as many heads of values as of keys
 LARGE: Shape = {"B": 1, "T": 32768, "H": 32, "G": 16, "K": 128, "V": 128, "decay": "head"}
 WORKLOAD = Workload(
@@ -113,18 +117,15 @@ WORKLOAD = Workload(
     shapes={
         "quick": ({"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128, "decay": "head"},),
         "paper": (
-            *(
-                {"B": batch, "T": length, "H": 16, "K": 128, "V": 128, "decay": decay}
-                for decay in ("none", "head", "key")
-                for batch, length in SIZES
-            ),
+            *of_decay("none"),
+            *of_decay("head"),
+            *of_decay("key"),
             LARGE,
             # a length that the kernels for Hopper do not take
             {"B": 8, "T": 2000, "H": 16, "K": 128, "V": 128, "decay": "head"},
         ),
         "arena": (
-            {"B": 8, "T": 2048, "H": 16, "K": 128, "V": 128, "decay": "head"},
-            {"B": 1, "T": 16384, "H": 16, "K": 128, "V": 128, "decay": "head"},
+            *of_decay("head"),
             LARGE,
         ),
     },

@@ -124,7 +124,7 @@ class StoredTask(TaskBase, PreparedTask):
         return self._stored_arrays(workers, force)
 
     def _read_unchanged(self, content: str) -> dict[str, Array]:
-        """What `read` makes of the files with this fingerprint. A DataError where they change meanwhile."""
+        """Reads the files that have this fingerprint. DataError where they change meanwhile."""
         folder = self.folder
         before = self._hash_of_files()
         made = self.read(folder)

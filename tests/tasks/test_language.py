@@ -393,6 +393,13 @@ def test_documents_in_linked_folders_are_documents(tmp_path):
     (tmp_path / "set" / "more").symlink_to(tmp_path / "elsewhere")
     assert TextFile(data=tmp_path / "set", length=16).stand_in == "21 documents of set"
     (tmp_path / "elsewhere" / "pos" / "up").symlink_to(tmp_path / "elsewhere")
+    # two folders that link to each other have no end either
+    for name, other in ("one", "two"), ("two", "one"):
+        (tmp_path / "pair" / name).mkdir(parents=True)
+        (tmp_path / "pair" / name / "0.txt").write_text("text")
+        (tmp_path / "pair" / name / "other").symlink_to(tmp_path / "pair" / other)
+    with pytest.raises(DataError, match=r"one.other.other: links to a folder above it"):
+        TextFile(data=tmp_path / "pair" / "one", length=16).fingerprint()
     with pytest.raises(DataError, match=r"pos.up: links to a folder above it"):
         TextFile(data=tmp_path / "set", length=16).fingerprint()
 

@@ -334,7 +334,7 @@ def _hopper_grads_kernel(
     s_prefix = gl.allocate_shared_memory(gl.float32, [ROWS, 64], FLOATS)
     s_suffix = gl.allocate_shared_memory(gl.float32, [ROWS, 64], FLOATS)
     s_beta = gl.allocate_shared_memory(gl.float32, [ROWS, 64], FLOATS)
-    # of the chunk and of the one before: dbeta of both halves of the keys, and dg
+    # both halves of the keys store dbeta and dg here, of the chunk and of the one before
     s_half = gl.allocate_shared_memory(gl.float32, [8, 64], FLOATS)
     ready = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,8 +81,12 @@ def read_claims(path: Path) -> list[dict[str, str]]:
     return [line for _, line in read_table(path, ("claim", "left", "comparison", "right", "source"))]
 
 
-def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec: TableSpec) -> list[Claim]:
+def check_claims(
+    lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec: TableSpec, outside: Collection[str] = ()
+) -> list[Claim]:
     """Every claim with its verdict.
+
+    outside: columns of which the scale has no cell, so that `*` does not stand for them.
 
     - `holds`: true of our means in every column, by at least two standard errors.
     - `fails`: false of our means in a column, by at least two standard errors. A cell of one seed has none, so any
@@ -94,9 +98,9 @@ def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec
       scale with the paper's number of a row that only the paper has.
 
     A side is a number, a cell `row | column`, or a ratio `row | column / row | column`. A `*` as the column stands
-    for every column of the table that has runs, the same one everywhere in the claim. `if` is a comparison of a cell
-    with a number, `row | column >= 99`; `follows` is the text of another claim of the file, or `experiment | text` of
-    one that says the same elsewhere. ValueError for what the table does not have.
+    for every column of the table that the scale has, the same one everywhere in the claim. `if` is a comparison of a
+    cell with a number, `row | column >= 99`; `follows` is the text of another claim of the file, or
+    `experiment | text` of one that says the same elsewhere. ValueError for what the table does not have.
     """
     found = {(cell.row, cell.column): cell for cell in cells}
     texts = [line["claim"] for line in lines]
@@ -108,10 +112,12 @@ def check_claims(lines: Sequence[Mapping[str, str]], cells: Sequence[Cell], spec
             raise ValueError(
                 f"claims.csv: {line['claim']!r}: follows names no other claim, {follows!r}{nearest(follows, texts)}"
             )
-    return [_check(line, found, spec) for line in lines]
+    return [_check(line, found, spec, outside) for line in lines]
 
 
-def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec: TableSpec) -> Claim:
+def _check(
+    line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec: TableSpec, outside: Collection[str]
+) -> Claim:
     names = [*spec.rows, *dict.fromkeys(row for row, _ in cells if row not in spec.rows)]
     sides = [_side(line[side], names, spec, line["claim"]) for side in ("left", "right")]
     if line["comparison"] not in COMPARISONS:
@@ -125,7 +131,8 @@ def _check(line: Mapping[str, str], cells: Mapping[tuple[str, str], Cell], spec:
             "bounds of the ratio as two claims, with > and <"
         )
     starred = any("*" in term for side in sides for term in side)
-    columns = [column for column in spec.columns if "speedup_over" not in spec.columns[column]] if starred else [""]
+    own = [column for column in spec.columns if "speedup_over" not in spec.columns[column]]
+    columns = [column for column in own if column not in outside] if starred else [""]
     behind: list[Cell] = []
     held, refuted, doubtful, ratios, apart = 0, [], [], [], ""
     for column in columns:

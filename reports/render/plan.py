@@ -156,6 +156,12 @@ class Plan:
         return [p for p in points if length in p.get("bench.lengths", p.get("speed.lengths", [length]))]
 
     @cached_property
+    def outside(self) -> list[str]:
+        """Columns of the table of which this scale has no cell."""
+        rows, columns = self.spec.rows, self.spec.columns
+        return [column for column in columns if not any(self.points_of(row, column) for row in rows)]
+
+    @cached_property
     def _all(self) -> frozenset[int]:
         return frozenset(range(len(self.points)))
 

@@ -151,7 +151,7 @@ def report_of(
             *selection.left_out,
             *_shown_by(plan.scale, everything, selection.apart),
         ),
-        claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec)),
+        claims=tuple(check_claims(read_claims(folder / "claims.csv"), cells, plan.spec, plan.outside)),
         sensitivity=tuple(sensitivity),
         costs=tuple(costs_of(settled)),
         provenance=tuple(provenance_of(shown)),

@@ -28,6 +28,14 @@ def test_claims_hold_fail_or_wait(make):
     assert [(claim.verdict, claim.detail) for claim in done] == [("holds", "3 seeds"), ("holds", "2 of 2, 3 seeds")]
 
 
+def test_a_claim_of_every_column_does_not_wait_for_those_that_the_scale_has_not(make):
+    smaller = {"train.epochs": 20, "sweep": {"task": [{"task.name": "associative-recall"}]}}
+    runs = [*three(scale="small"), *three("s4d", values=(0.86, 0.86, 0.86), scale="small")]
+    for sweep, verdict in (({"train.epochs": 20}, "not run"), (smaller, "holds")):
+        report = make(*runs, config=grid(scales={"paper": {}, "small": sweep}), scale="small")
+        assert report.claims[1].verdict == verdict
+
+
 @pytest.mark.parametrize(("comparison", "verdict"), [(">", "fails"), (">=", "holds"), ("<", "fails")])
 def test_equal_sides_are_neither_larger_nor_smaller(make, comparison, verdict):
     claims = f"claim,left,comparison,right,source\na,H3 | AR,{comparison},98,s\n"

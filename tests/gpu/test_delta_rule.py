@@ -156,7 +156,8 @@ def test_walks_on_hopper_equal_plain_pytorch(decay, heads, length, monkeypatch):
     if inputs["log_decay"] is not None:
         # one head keeps what a segment starts from
         inputs["log_decay"][:, :, 0] *= 0.01
-    assert_right(inputs, plain=None)
+    # gradients of that head's keys are sums of many larger numbers, so plain PyTorch says how much a rounding costs
+    assert_right(inputs)
     with_gradient = [] if decay == "none" else ["_hopper_back_kernel", "_hopper_grads_kernel", "_hopper_walk_kernel"]
     assert sorted(launched) == [*with_gradient, "_hopper_walk_kernel"]
 

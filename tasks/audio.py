@@ -97,11 +97,13 @@ def read_recording(path: Path, resample: bool) -> Array:
     """
     soundfile = needed("soundfile", "reading recordings", "audio")
     try:
-        wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        with soundfile.SoundFile(path) as file:
+            wave, rate, frames = file.read(dtype="float32", always_2d=True), file.samplerate, file.frames
     except soundfile.LibsndfileError as error:
         reason = " ".join(str(error).split()).replace(str(path), "it")
         raise DataError(f"{path}: cannot be decoded ({reason}); fetch it again.") from None
-    if is_cut(path):
+    # most MP3 files state their frames
+    if is_cut(path) or len(wave) < frames:
         raise DataError(f"{path}: truncated; fetch it again.")
     if not len(wave):
         raise DataError(f"{path}: holds no sound; remove it or fetch it again.")

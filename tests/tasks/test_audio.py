@@ -167,7 +167,7 @@ def test_a_bad_recording_is_met_before_a_run_and_named(folder, damage, message):
 
 @pytest.mark.parametrize(
     ("form", "options"),
-    [("WAV", {"endian": "BIG"}), ("RF64", {}), ("AIFF", {}), ("OGG", {"subtype": "VORBIS"})],
+    [("WAV", {"endian": "BIG"}), ("RF64", {}), ("AIFF", {}), ("OGG", {"subtype": "VORBIS"}), ("MP3", {})],
 )
 def test_a_recording_of_any_container_that_was_cut_off_is_refused(tmp_path, form, options):
     path = tmp_path / "out.wav"

@@ -134,7 +134,15 @@ WORKLOAD = Workload(
     implementations=(
         *ours(fft_conv, to_native=time_contiguous, supports=has_products),
         Implementation("fft", "torch", lambda: torch_fft_conv, channel_first, time_second),
-        Implementation("flashfftconv", "peer", load_flashfftconv, channel_first, time_second, has_kernel),
+        Implementation(
+            "flashfftconv",
+            "peer",
+            load_flashfftconv,
+            channel_first,
+            time_second,
+            has_kernel,
+            packages=("flashfftconv",),
+        ),
     ),
     shapes={
         "quick": (

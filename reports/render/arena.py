@@ -18,6 +18,7 @@ import pandas as pd
 
 from subquad.reports.render.document import DASH, Document, Grid
 from subquad.reports.render.speed import case_of
+from subquad.suite.bench.cases import is_not_installed
 from subquad.suite.environment import CALL
 from subquad.suite.store.storage import TEXTS
 
@@ -30,6 +31,7 @@ BEFORE = ("sdpa-flash", "flash-linear-attention")
 METHODS = {
     1: "calls from Python, in one process",
     2: "recorded as a CUDA graph, the fastest of three processes",
+    3: "as 2; an implementation that tunes itself does so while others are compiled on the same GPU",
 }
 SHOWN = {OURS: "ours"}
 """Names that a reader would not know."""
@@ -141,7 +143,12 @@ def _run(run_id: str, started_at: str, device: str, rows: Sequence[Mapping[str, 
                 entrants[entrant.name] = entrant
     every = [Comparison(*key, tuple(found.values())) for key, found in cases.items()]
     counted = tuple(one for one in every if one.counts and (is_arena or one.ours_ms is not None))
-    refusals = tuple((entrant, one) for one in every for entrant in one.entrants if entrant.time_ms is None)
+    refusals = tuple(
+        (entrant, one)
+        for one in every
+        for entrant in one.entrants
+        if entrant.time_ms is None and not is_not_installed(entrant.reason)
+    )
     if not counted and not (is_arena and refusals):
         return None
     row = rows[0]
@@ -272,7 +279,7 @@ def _refused(runs: Sequence[ArenaRun]) -> Grid:
         lines.append((SHOWN.get(name, name), op, text, reason, device, max(run.started_at[:10] for _, run in cases)))
         ids.append(tuple(dict.fromkeys(run.run_id for _, run in cases)))
     header = ("implementation", "operator", "cases", "why it has no time", "device", "measured")
-    return Grid("Refused, wrong or not there", header, tuple(lines), 5, tuple(ids))
+    return Grid("Without a time", header, tuple(lines), 5, tuple(ids))
 
 
 def _missing(runs: Sequence[ArenaRun], known: Mapping[str, Sequence[str]]) -> Grid:

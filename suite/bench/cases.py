@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ SETS = {"quick": ("quick",), "paper": ("paper",), "all": ("quick", "paper"), "sh
 """Values of `--shapes` and the sets of a workload that each stands for; `short` has the quick ones, cut for a CPU."""
 KINDS = {"torch": ("ours", "torch"), "peers": ("ours", "torch", "peer")}
 """Values of `--against` other than a revision, and the kinds of implementation that each stands for."""
+NOT_INSTALLED = "not installed: "
+"""Begins the reason why a case has no time where the package of its implementation is missing."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,12 @@ def spread(samples: Sequence[float]) -> float | None:
 def label(shape: Mapping[str, int | str]) -> str:
     """A shape in a few characters."""
     return " ".join(f"{key}{value}" if isinstance(value, int) else value for key, value in shape.items())
+
+
+def is_not_installed(reason: str) -> bool:
+    """Whether a reason says that a package is missing, also where the implementation itself or an old row says it."""
+    # a missing part of a package has a dot in its name
+    return reason.startswith(NOT_INSTALLED) or bool(re.fullmatch(r"ModuleNotFoundError: No module named '\w+'", reason))
 
 
 def check_names(names: Sequence[str], known: Iterable[str]) -> list[str]:

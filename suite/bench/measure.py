@@ -122,17 +122,20 @@ def ceilings(device: torch.device) -> Ceilings:
 
 def load(workload: Workload, case: Case) -> Callable[..., Any]:
     """The callable of a case; Unavailable where it cannot be had or cannot run this shape."""
-    implementation = find(workload, case.implementation)
-    if case.backward and not implementation.backward:
-        raise Unavailable("n/a", "it has no backward pass")
+    if reason := refusal(workload, case):
+        raise Unavailable("n/a", reason)
     try:
-        call = implementation.load()
+        return find(workload, case.implementation).load()
     except Exception as error:  # a broken binary raises anything from OSError to AttributeError
         raise Unavailable("n/a", f"{type(error).__name__}: {error}") from None
-    reason = implementation.supports(dict(case.shape), getattr(torch, case.dtype))
-    if reason:
-        raise Unavailable("n/a", reason)
-    return call
+
+
+def refusal(workload: Workload, case: Case) -> str | None:
+    """The reason why an implementation cannot run a case even where it is installed, or None."""
+    implementation = find(workload, case.implementation)
+    if case.backward and not implementation.backward:
+        return "it has no backward pass"
+    return implementation.supports(dict(case.shape), case.torch_dtype)
 
 
 def gate(workload: Workload, case: Case, device: torch.device) -> None:
@@ -150,7 +153,7 @@ def gate(workload: Workload, case: Case, device: torch.device) -> None:
         # an implementation may have assertions of its own, which say nothing about its accuracy
         if isinstance(error, AssertionError) and _raised_in(error) == accuracy.__file__:
             raise Unavailable("failed", f"wrong at {label(short)}: {error}") from None
-        raise _broken(implementation, error) from None
+        raise _broken(implementation, case, error) from None
 
 
 _LAST: list[tuple[Any, accuracy.Expected]] = []
@@ -175,8 +178,14 @@ def _raised_in(error: Exception) -> str:
     return "" if trace is None else trace.tb_frame.f_code.co_filename
 
 
-def _broken(implementation: Implementation, error: Exception) -> Unavailable:
+OUT_OF_MEMORY = "can't allocate memory", "out of memory", "OUT_OF_MEMORY"
+
+
+def _broken(implementation: Implementation, case: Case, error: Exception) -> Unavailable:
     """The status of an error: a peer may raise anything (n/a); ours may raise only ValueError where it cannot run."""
+    # running out of host memory has no exception of its own, and a kernel may ask the driver for memory
+    if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+        return Unavailable("oom", f"{case}: out of memory")
     if "0 active drivers" in str(error):
         # Triton raises this on a machine without a GPU
         return Unavailable("n/a", "its Triton kernel needs a GPU")
@@ -231,10 +240,7 @@ def checked(workload: Workload, case: Case, device: torch.device) -> Callable[[]
     except Unavailable:
         raise
     except Exception as error:
-        # running out of host memory has no exception of its own
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-            raise Unavailable("oom", f"{case}: out of memory") from None
-        raise _broken(find(workload, case.implementation), error) from None
+        raise _broken(find(workload, case.implementation), case, error) from None
     if not finite:
         raise Unavailable("failed", f"{case}: the result is not finite at full size")
     return call
@@ -258,29 +264,33 @@ WARMUPS = 3
 """Calls before a call is recorded. An implementation may choose its configuration in more than its first call."""
 
 
-def recorded_times(
-    workload: Workload, case: Case, device: torch.device, budget_ms: float, *, recorded: bool = True
-) -> dict[str, Any]:
-    """Times of a case that the accuracy rule accepts, its call recorded as a CUDA graph.
+def recorded(
+    workload: Workload, case: Case, device: torch.device, *, as_graph: bool = True
+) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """The call of a case that the accuracy rule accepts, recorded as a CUDA graph, and what its row says.
 
-    `samples` (ms), `extra_bytes` as `extra_memory` gives them, and `not_recorded`, the reason or an empty text. A call
-    that cannot be recorded has no samples, because what is left of the attempt could disturb them.
+    The row has `extra_bytes` as `extra_memory` gives them, and `not_recorded`, the reason why there is no graph, or an
+    empty text. What is left of a failed attempt could disturb times, so they are taken in another process.
 
-    recorded: whether the call is recorded; False: it is timed as it is.
+    as_graph: whether the call is recorded; False: it is returned as it is.
 
-    Unavailable as of `checked` and `gate`.
+    Unavailable as of `checked` and `gate`; OutOfMemoryError.
     """
     # called before the accuracy check, because some peers tune themselves to the shape of their first call
     call = checked(workload, case, device)
     gate(workload, case, device)
     for _ in range(WARMUPS):
         call()
-    found: dict[str, Any] = {"samples": [], "extra_bytes": extra_memory(call, device), "not_recorded": ""}
-    if recorded and device.type == "cuda":
+    found = {"extra_bytes": extra_memory(call, device), "not_recorded": ""}
+    if device.type == "cuda":
         from subquad.suite.training.capture import record
 
         try:
-            call = record(call, lambda: (), device, None)
+            call = record(call, lambda: (), device, None) if as_graph else call
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
-            return {**found, "not_recorded": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-    return {**found, "samples": sample(call, device, budget_ms)}
+            found["not_recorded"] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        # other processes prepare their cases meanwhile
+        torch.cuda.empty_cache()
+    return call, found

@@ -2,8 +2,8 @@
 
 Whole models of other libraries are timed in such a process as well (`suite.bench.models`).
 
-Parent and child speak JSON lines over the child's standard input and output. Several workers live at once, one a
-revision, and the parent lets one work at a time, so that two revisions are timed in turn on one device.
+Parent and child speak JSON lines over the child's standard input and output. Several workers live at once, and the
+parent lets one of them measure at a time: it asks no other, or pauses those that work.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -61,6 +62,9 @@ class Worker:
             "path": [os.path.abspath(folder) for folder in sys.path],
         }
         self.log = log
+        self.until = math.inf
+        """The time of `time.monotonic` at which the request of now is given up."""
+        self.paused_at: float | None = None
         self.environment = {**os.environ, "PYTHONPATH": import_path(), **(environment or {})}
         self.process = self._start()
 
@@ -76,6 +80,8 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self.log,
             text=True,
+            # a signal for the group reaches compilers that it has started, too, and Ctrl-C reaches the parent alone
+            process_group=0,
         )
 
     def ask(
@@ -88,10 +94,11 @@ class Worker:
     ) -> Any:
         """The child's answer; ChildError where the request failed. A child that has ended is started again.
 
-        timeout_s: seconds after which a child that has not answered is stopped, which raises TookTooLong.
+        timeout_s: seconds, without those of a pause, after which a child that has not answered is stopped, which raises
+            TookTooLong.
         waiting: called every `TICK_S` until there is an answer, and once the child has ended without one.
         """
-        until = time.monotonic() + timeout_s
+        self.until = time.monotonic() + timeout_s
         if self.process.poll() is not None:
             self.process = self._start()
         assert self.process.stdin is not None
@@ -102,7 +109,7 @@ class Worker:
             # an answer is one line, written at once, so there is never a rest of one in the buffer
             while not select.select([self.process.stdout], [], [], TICK_S)[0]:
                 waiting()
-                if time.monotonic() >= until:
+                if self.paused_at is None and time.monotonic() >= self.until:
                     self.stop()
                     raise TookTooLong("failed", f"it took more than {timeout_s:.0f} s and was stopped")
             line = self.process.stdout.readline()
@@ -128,11 +135,32 @@ class Worker:
         last = next((f"; its last line of output was: {line}" for line in reversed(lines) if line.strip()), "")
         return f"the timing process ended with {how}{last}"
 
-    def stop(self) -> None:
-        """Ends the child and all that it has started; the next request starts another one."""
+    def pause(self) -> None:
+        """Lets the child and all that it has started stand still until `resume`. The GPU ends what it has begun."""
+        self.paused_at = time.monotonic()
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets them go on."""
+        assert self.paused_at is not None
+        self._signal(signal.SIGCONT)
+        self.until += time.monotonic() - self.paused_at
+        self.paused_at = None
+
+    def _signal(self, number: signal.Signals) -> None:
+        # the process may have ended
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Ends the child and all that it has started; a request that waits for its answer raises ChildError."""
         if self.process.poll() is None:
             kill_children(self.process.pid)
             self.process.kill()
+
+    def stop(self) -> None:
+        """As `kill`, and waits for the end; the next request starts another child."""
+        self.kill()
         assert self.process.stdin is not None
         if not self.process.stdin.closed:
             self.process.communicate()
@@ -204,15 +232,16 @@ def _serve(setting: dict[str, Any]) -> None:
             raise measure.Unavailable("n/a", f"its inputs have version {found.version}, those of this tree {wanted}")
         return found
 
-    def answer(what: str, case: Any, budget_ms: float = 0.0, recorded: bool = True) -> Any:
+    def answer(what: str, case: Any, budget_ms: float = 0.0, as_graph: bool = True) -> Any:
         case = Case.from_json(case)
         if what == "prepare":
             measure.gate(workload(case), case, device)
             calls.clear()
             calls[case] = measure.checked(workload(case), case, device)
             return None
-        if what == "timed":
-            return measure.recorded_times(workload(case), case, device, budget_ms, recorded=recorded)
+        if what == "record":
+            calls[case], found = measure.recorded(workload(case), case, device, as_graph=as_graph)
+            return found
         if what == "first_call":
             call = measure.prepare(workload(case), case, device)
             torch.zeros(1, device=device).item()
@@ -239,6 +268,8 @@ def _serve(setting: dict[str, Any]) -> None:
             reply = {"value": call(**request)}
         except measure.Unavailable as error:
             reply = {"status": error.status, "error": str(error)}
+        except torch.OutOfMemoryError:
+            reply = {"status": "oom", "error": "out of memory"}
         except (Exception, SystemExit) as error:  # the row records any exception of an operator
             reply = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=answers, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from subquad.suite.commands.repository import Repository, shown
+from subquad.suite.commands.console import skipped
+from subquad.suite.commands.repository import ARENA, KERNELS, Repository, shown
 
 
 def measure(
@@ -24,13 +26,15 @@ def measure(
 ) -> None:
     """Times the cases of these operators that have peers and that no row of the same run has yet.
 
+    Comparisons that no stored row of this device and method has tried come first.
+
     minutes: time after which it stops; None: when all are done.
     """
     ends_at = None if minutes is None else time.monotonic() + 60 * minutes
 
     import torch
 
-    from subquad.suite.bench.arena import METHOD, SCALE, competing, has_peers, one_for_every_peer
+    from subquad.suite.bench.arena import METHOD, SCALE, competing, has_peers, in_order, one_for_every_peer
     from subquad.suite.bench.cases import SETS
     from subquad.suite.bench.measure import versions_in
     from subquad.suite.bench.run import Rows
@@ -54,7 +58,12 @@ def measure(
     )
     with writable("--results", results):
         probe(rows.path.parent)
-    left = [case for case in wanted if not rows.has(case)]
+    tried = _tried_before(repository, results, device_name(target))
+    left = in_order(
+        operators.load,
+        [case for case in wanted if not rows.has(case)],
+        lambda case: (case.op, case.implementation, case.slice) in tried,
+    )
     earlier = f", {len(wanted) - len(left)} of them timed before" if len(left) < len(wanted) else ""
     said = f"{len(wanted)} cases{earlier}, on {device_name(target)}, torch {torch.__version__}"
     console.print(said, *(f"{name} {version}" for name, version in sorted(packages.items())), sep=", ", highlight=False)
@@ -63,6 +72,23 @@ def measure(
         if count < len(left):
             console.print(f"stopped with {len(left) - count} cases left; the same command continues", highlight=False)
     console.print(f"rows in {shown(rows.path)}; report arena shows them", highlight=False)
+
+
+def _tried_before(repository: Repository, results: Path, device: str) -> set[tuple[str, str, str]]:
+    """Operator, implementation and slice of the cases that stored rows of this device and method have tried."""
+    from subquad.suite.bench.arena import METHOD
+    from subquad.suite.bench.cases import is_not_installed
+    from subquad.suite.store import storage
+
+    paths = storage.files([results, repository.reference], KERNELS)
+    columns = ["task", "model", "slice", "metric", "device", "error", "config"]
+    found = storage.read([path for path in paths if path.parent.name == ARENA], columns, skip=skipped)
+    found = found[(found["metric"] == "time") & (found["device"] == device)]
+    return {
+        (row["task"], row["model"], row["slice"])
+        for row in found.to_dict("records")
+        if json.loads(row["config"]).get("method") == METHOD and not is_not_installed(row["error"] or "")
+    }
 
 
 def _time(

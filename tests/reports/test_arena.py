@@ -84,11 +84,24 @@ def test_times_of_two_runs_are_never_compared():
 def test_what_was_refused_is_listed_with_its_reason_until_it_has_a_time():
     refused = row("peer", None, status="n/a", error="RuntimeError: needs sm_100")
     _, found = grids(row("triton", 0.3), row("other", 0.4), refused)
-    (line,) = found["Refused, wrong or not there"]
+    (line,) = found["Without a time"]
     assert (line["implementation"], line["why it has no time"]) == ("peer", "n/a: RuntimeError: needs sm_100")
     later = "2026-12-02T10:00:00+00:00"
     _, found = grids(row("triton", 0.3), row("other", 0.4), refused, row("peer", 0.1, run="b", at=later))
-    assert "Refused, wrong or not there" not in found
+    assert "Without a time" not in found
+
+
+def test_what_was_not_installed_was_not_measured_and_not_refused():
+    gone = [
+        row("other", None, status="n/a", error=f"ModuleNotFoundError: No module named {name}")
+        for name in ("'fla'", "'fla.ops'")
+    ]
+    for absent in (gone[0], row("other", None, status="n/a", error="not installed: fla-core")):
+        _, found = grids(row("triton", 0.3), row("peer", 0.4), absent)
+        assert "Without a time" not in found
+        assert found["Not measured yet"] == [{"operator": "scan", "implementation": "other"}]
+    # it is installed, and a part of it is missing
+    assert "Without a time" in grids(row("triton", 0.3), row("peer", 0.4), gone[1])[1]
 
 
 def test_kernels_that_nobody_has_timed_yet_are_named():

@@ -42,6 +42,8 @@ is the above. It is raised when the same kernel would get another time."""
 PROCESSES = 3
 LIMIT_S = 240.0
 """Seconds that an implementation may take in one process. Some choose among hundreds of configurations."""
+MOST = 16
+"""Processes that are prepared at once at most. Each also has about 2 GiB of the host's memory."""
 SETTLE_S = 0.5
 """Seconds in which the GPU ends what it was given by processes that now stand still or were killed."""
 PROCESS_BYTES = 2 * 2**30
@@ -153,7 +155,8 @@ class Arena:
         """Whoever has it measures. Processes start and end in a turn of their own, so that they disturb nobody."""
         self.over = False
         # a process ends with the thread that has started it, and these end with the arena
-        self.comparing, self.preparing = ThreadPoolExecutor(max(1, cores() // 2)), ThreadPoolExecutor(cores())
+        count = min(cores(), MOST)
+        self.comparing, self.preparing = ThreadPoolExecutor(max(1, count // 2)), ThreadPoolExecutor(count)
 
     def __enter__(self) -> Self:
         return self

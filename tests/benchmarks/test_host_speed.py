@@ -75,7 +75,8 @@ MEASURED = {
     # median of nine on 2026-11-25
     "modular-arithmetic": 31.8,
     "in-context-recall": 6.0,
-    "fuzzy-in-context-recall": 500.0,
+    # 340 of 80 rows on 2026-12-01 where it was 400 of 200 rows, so 500 before
+    "fuzzy-in-context-recall": 425.0,
     "compression": 2.7,
     "memorization": 2.7,
     "copying": 59.0,
@@ -258,9 +259,9 @@ def parquet_reading(folder: Path) -> Case:
 
 
 def stored_endings(folder: Path) -> Case:
-    """The endings of 50 stored runs, as a grid that is resumed reads them: 10,000 in less than ten seconds."""
+    """The endings of 20 stored runs, as a grid that is resumed reads them: 10,000 in less than ten seconds."""
     paths = []
-    for seed in range(50):
+    for seed in range(20):
         given = rows(seed)[:40]
         paths.append(stored(folder, [*given, {**given[0], "metric": "run", "unit": "", "value": None}]))
     return Case(
@@ -343,7 +344,7 @@ def launch(folder: Path) -> Case:
 
 
 def scan_launches(folder: Path) -> Case:
-    """The host's part of 100 scans in Triton over segments of time, forward and backward; no kernel starts."""
+    """The host's part of 30 scans in Triton over segments of time, forward and backward; no kernel starts."""
     pytest.importorskip("triton")
     from subquad.kernels.selective_scan.triton import TUNING, selective_scan_triton
     from subquad.kernels.selective_scan.triton.backward import scan_backward
@@ -371,12 +372,12 @@ def scan_launches(folder: Path) -> Case:
 
     def ours() -> None:
         with on_a_gpu(scan_forward, scan_backward):
-            for _ in range(100):
+            for _ in range(30):
                 y = selective_scan_triton(x, dt, **maps, **channels, z=z, dt_softplus=True, tuning=tuning)
                 torch.autograd.grad(y, given, gradient)
 
     def yardstick() -> None:
-        for _ in range(100):
+        for _ in range(30):
             torch.autograd.grad(Nothing.apply(*given), given, gradient)
 
     return Case(ours, yardstick, "a function of as many tensors that computes nothing")
@@ -400,13 +401,13 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "word-problem": task("word-problem", num_train=2000),
     "modular-arithmetic": task("modular-arithmetic", brackets=True),
     "in-context-recall": task("in-context-recall"),
-    "fuzzy-in-context-recall": task("fuzzy-in-context-recall", num_train=200),
+    "fuzzy-in-context-recall": task("fuzzy-in-context-recall", num_train=80),
     "compression": task("compression"),
     "memorization": task("memorization"),
     "copying": task("copying"),
     "needle": task("needle"),
     "brain-activity": task("brain-activity", num_train=500),
-    "seizures": task("seizures", num_train=128),
+    "seizures": task("seizures", num_train=48),
     "causal_conv1d": operator("causal_conv1d", B=4, T=256, D=64, W=4),
     "delta_rule": operator("delta_rule", B=2, T=256, H=2, K=32, V=32, decay="key"),
     "fft_conv": operator("fft_conv", B=2, T=256, D=64, gates="gated"),
@@ -441,7 +442,8 @@ def test_it_is_no_slower_against_its_yardstick_than_it_was(name, benchmark, tmp_
     case = CASES[name](tmp_path)
     # pytest-benchmark times nothing where tests run in parallel, so the ratio is checked without it
     benchmark.extra_info["ratio"] = check(name, case, MEASURED[name])
-    benchmark.pedantic(case.subject, rounds=3)
+    # where it is disabled, it would only call the subject once more
+    benchmark.pedantic(case.subject if benchmark.enabled else lambda: None, rounds=3)
 
 
 def test_every_task_that_draws_its_data_and_every_chunked_operator_has_a_case():
@@ -485,28 +487,7 @@ def test_on_a_busy_machine_twice_the_time_is_caught_and_the_same_time_is_not_in_
             machine.work(0.004)
 
         check("planted", Case(once, once, "itself"), 1.0, clock=machine.clock)
-        with pytest.raises(AssertionError, match="planted"):
+        with pytest.raises(AssertionError, match=re.escape("planted: takes ")) as caught:
             check("planted", Case(twice, once, "the same work"), 1.0, clock=machine.clock)
-
-
-@pytest.mark.timing
-def test_a_wait_is_caught_and_the_message_says_what_to_do():
-    def work() -> None:
-        sum(range(50_000))
-
-    def slower() -> None:
-        work()
-        time.sleep(0.02)
-
-    with pytest.raises(AssertionError, match=re.escape("planted: takes ")) as caught:
-        check("planted", Case(slower, work, "the work alone"), 1.0, budgets_s=(0.2, 0.4))
-    for words in ("as long as the work alone", "it was 1 times", "1.6 is the limit", "set MEASURED['planted'] anew"):
-        assert words in str(caught.value)
-
-
-@pytest.mark.timing
-def test_rows_drawn_many_times_are_caught_by_the_limit_of_their_task(tmp_path):
-    case = CASES["induction-heads"](tmp_path)
-    planted = replace(case, subject=lambda: [case.subject() for _ in range(5)])
-    with pytest.raises(AssertionError, match="induction-heads: takes"):
-        check("induction-heads", planted, MEASURED["induction-heads"], budgets_s=(0.2, 0.4))
+        for words in ("as long as the same work", "it was 1 times", "1.6 is the limit", "set MEASURED['planted'] anew"):
+            assert words in str(caught.value)

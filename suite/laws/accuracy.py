@@ -99,24 +99,33 @@ def run(
     op: Callable[..., Any], inputs: Mapping[str, Any], cotangents: Sequence[Tensor] | None
 ) -> tuple[list[Tensor], dict[str, Tensor | None]]:
     """Outputs, and where cotangents are given the gradient of sum <output, cotangent> for each tensor input."""
-    leaves = {
-        name: value.detach()
-        .clone()
-        .requires_grad_(cotangents is not None and (value.is_floating_point() or value.is_complex()))
+    outputs, leaves = _called(op, inputs, cotangents is not None)
+    return outputs, {} if cotangents is None else _gradients(outputs, leaves, cotangents)
+
+
+def _called(
+    op: Callable[..., Any], inputs: Mapping[str, Any], requires_grad: bool
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs, and the copies of the tensor inputs that require gradients."""
+    copies = {
+        name: value.detach().clone().requires_grad_(requires_grad and (value.is_floating_point() or value.is_complex()))
         if isinstance(value, Tensor)
         else value
         for name, value in inputs.items()
     }
-    outputs = outputs_of(op(**leaves))
-    if cotangents is None:
-        return outputs, {}
-    wanted = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor) and leaf.requires_grad}
+    leaves = {name: copy for name, copy in copies.items() if isinstance(copy, Tensor) and copy.requires_grad}
+    return outputs_of(op(**copies)), leaves
+
+
+def _gradients(
+    outputs: Sequence[Tensor], leaves: Mapping[str, Tensor], cotangents: Sequence[Tensor]
+) -> dict[str, Tensor | None]:
     pairs = [(o, c.to(o)) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
     assert pairs, "no output has a gradient"
     gradients = torch.autograd.grad(
-        [o for o, _ in pairs], list(wanted.values()), [c for _, c in pairs], allow_unused=True
+        [o for o, _ in pairs], list(leaves.values()), [c for _, c in pairs], allow_unused=True
     )
-    return outputs, dict(zip(wanted, gradients, strict=True))
+    return dict(zip(leaves, gradients, strict=True))
 
 
 @dataclass(frozen=True)
@@ -171,7 +180,7 @@ def expected(
     rounded = {name: cast(value, at_least_float32(dtype) if name in keep else dtype) for name, value in inputs.items()}
     exact_inputs = {name: cast(value, torch.float64) for name, value in rounded.items()}
     generator = torch.Generator().manual_seed(1234)
-    exact_outputs, _ = run(reference, exact_inputs, None)
+    exact_outputs, leaves = _called(reference, exact_inputs, grad)
     scale = wide(exact_outputs[0]).square().mean().sqrt().item() if exact_outputs[0].numel() else 1.0
     assert 0.02 < scale < 50, f"test data give outputs of size {scale:.1e}; choose data with outputs of order one"
     cotangents = None
@@ -179,7 +188,7 @@ def expected(
         drawn = [torch.randn(o.shape, generator=generator, dtype=o.dtype).to(o.device) for o in exact_outputs]
         # rounded once, so that all three runs see the same
         cotangents = [cast(cast(cotangent, dtype), torch.float64) for cotangent in drawn]
-    exact = run(reference, exact_inputs, cotangents) if grad else (exact_outputs, {})
+    exact = exact_outputs, {} if cotangents is None else _gradients(exact_outputs, leaves, cotangents)
     return Expected(rounded, dtype, cotangents, exact, run(reference, rounded, cotangents), floors or {})
 
 

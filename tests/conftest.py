@@ -82,6 +82,8 @@ def pytest_collection():
 
 def pytest_collection_finish():
     gc.enable()
+    # nearly nothing that tests leave behind needs the collector, which runs after every 700 objects by default
+    gc.set_threshold(20_000)
     hide_from_the_garbage_collector()
 
 

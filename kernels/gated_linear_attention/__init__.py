@@ -8,9 +8,11 @@ each head), GLA and HGRN2 (one for each key channel) are this operator; gated sl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from subquad.kernels.autograd import needs_gradient
@@ -19,7 +21,7 @@ from subquad.kernels.checks import Allowed, check_choice, check_heads, check_num
 from subquad.kernels.gated_linear_attention.chunked import gated_linear_attention_chunked
 from subquad.kernels.gated_linear_attention.packed import filled, one_by_one, sequence_ends, states_of_all
 from subquad.kernels.gated_linear_attention.reference import gated_linear_attention_reference, step
-from subquad.kernels.operations import counted
+from subquad.kernels.operations import counted, with_state
 
 __all__ = ["gated_linear_attention", "gated_linear_attention_reference", "gated_linear_attention_step"]
 
@@ -38,7 +40,13 @@ def _check(
     check_shapes(op, wanted, to_go_with=f"q and v, with decay_on={decay_on!r}")
 
 
-@counted("gated_linear_attention")
+def _empty_results(inputs: Mapping[str, Any]) -> Any:
+    """Results of `gated_linear_attention` without values."""
+    v = inputs["v"]
+    return with_state(torch.empty_like(v), inputs, v.shape[0], v.shape[2], inputs["q"].shape[-1], v.shape[-1])
+
+
+@counted("gated_linear_attention", results=_empty_results)
 def gated_linear_attention(
     q: Tensor,
     k: Tensor,

@@ -62,10 +62,14 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("my_reading", None)
 
 
-@pytest.mark.parametrize("kind", ["Path", "str"])
 @pytest.mark.parametrize(
-    ("setting", "edited"),
-    [("task.data=one.txt", "one.txt"), ("task.data=rows", "rows/a/b.txt"), ("task.more=more.txt", "more.txt")],
+    ("kind", "setting", "edited"),
+    [
+        ("Path", "task.data=one.txt", "one.txt"),
+        ("str", "task.data=one.txt", "one.txt"),
+        ("str", "task.data=rows", "rows/a/b.txt"),
+        ("Path", "task.more=more.txt", "more.txt"),
+    ],
 )
 def test_a_grid_is_repeated_for_an_edited_file(folder, command_line, kind, setting, edited):
     (folder / "my_reading.py").write_text(TASK.replace("DATA", kind))

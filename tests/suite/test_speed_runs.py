@@ -95,8 +95,13 @@ def test_a_layer_is_the_first_mixer_alone(monkeypatch):
     assert seen == [(0, (3, 16, 8), (3, 16, 8))]
 
 
-@pytest.mark.parametrize("name", ["transformer++", "mamba", "retnet", "gla", "hgrn2", "gsa"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("transformer++", "fp32"), ("transformer++", "bf16"), ("mamba", "bf16"), ("retnet", "fp32"), ("gla", "bf16"),
+        ("hgrn2", "fp32"), ("gsa", "bf16"),
+    ],
+)  # fmt: skip
 def test_a_token_is_decoded_behind_the_whole_prefix(name, precision, tmp_path, monkeypatch):
     model = {"name": name, "num_heads": None if name == "mamba" else 2}
     run = one(model, measure="decode", lengths=[5], batch_size=2, tokens=None, precision=precision)

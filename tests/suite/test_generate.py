@@ -15,7 +15,9 @@ NAMES = ["s4d", "dss-softmax", "dss-exp", "h3", "mamba", "gla", "gsa", "attentio
 
 def build(name, **options):
     torch.manual_seed(0)
-    config = MODELS.load(name)(**{"num_layers": 2, "d_model": 16, "init_std": 0.5, "tie_embeddings": False, **options})
+    slots = {"num_slots": 8} if name == "gsa" else {}
+    sizes = {"num_layers": 2, "d_model": 16, "init_std": 0.5, "tie_embeddings": False}
+    config = MODELS.load(name)(**sizes, **slots, **options)
     return config.build(SPEC).eval()
 
 

@@ -55,8 +55,9 @@ def test_a_run_that_records_nothing_keeps_the_id_it_had_before_there_was_any_rec
 
 
 def test_recording_changes_nothing_that_is_learnt():
-    assert learning(trained()) == learning(trained(probe=False))
-    assert recorded(trained(probe=False)) == []
+    without = trained(probe=False)
+    assert learning(trained()) == learning(without)
+    assert recorded(without) == []
 
 
 def test_step_sizes_are_recorded_before_and_after_training_where_there_are_any():

@@ -480,7 +480,7 @@ def test_epochs_of_a_warm_up_in_length_are_those_of_the_sources(folder, rule, st
     epoch of HyenaDNA has more steps at greater lengths."""
     run = one_run(
         {"name": "hg38", "data": str(folder), "length": 32, "rule": rule},
-        {"name": "s4d", "d_model": 4, "d_state": 4, "num_layers": 1},
+        {"name": "attention", "d_model": 4, "num_heads": 1, "num_layers": 1},
         {
             "epochs": 2,
             "batch_size": 2 if rule == "mamba" else 1,

@@ -54,7 +54,7 @@ def test_tiles_have_scales_of_their_own_and_rows_may_be_strided():
 @pytest.mark.parametrize("tile", [SMALL, WIDE])
 @pytest.mark.parametrize("a_columns", [False, True])
 @pytest.mark.parametrize("b_columns", [False, True])
-@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (33, 300, 70), (150, 140, 128), (140, 17, 330)])
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (150, 140, 128), (140, 17, 330)])
 def test_products_of_parts_are_those_of_float32_in_every_layout(rows, columns, depth, a_columns, b_columns, tile):
     a, b, bias = randn(rows, depth), randn(depth, columns) * depth**-0.5, randn(columns)
     a_parts = split(a.t().contiguous()).t() if a_columns else split(a)

@@ -67,7 +67,8 @@ MEASURED = {
     "induction-heads": 12.2,
     "associative-recall": 21.3,
     "mqar": 8.2,
-    "mqar/based-fig2": 13.0,
+    # 13.0 on all shapes of the protocol
+    "mqar/based-fig2": 12.3,
     "selective-copying": 0.27,
     "induction-heads-extrapolation": 1.78,
     # the tasks from here on, and `endings`: medians of five on 2026-11-23 beside other work
@@ -85,10 +86,7 @@ MEASURED = {
     "brain-activity": 52.0,
     "seizures": 29.0,
     # operators, as the first ones
-    "causal_conv1d": 0.033,
-    "delta_rule": 0.148,
     "fft_conv": 0.038,
-    "gated_linear_attention": 0.143,
     "gated_slot_attention": 0.112,
     "lti_ssm": 0.081,
     "selective_scan": 0.124,
@@ -97,7 +95,12 @@ MEASURED = {
     # on 2026-11-29 beside other work, with launches that are made again
     "selective_scan/launches": 3.1,
     "ssm_kernel": 0.149,
-    "wkv": 0.131,
+    # smaller sizes on 2026-12-01: what they were before, 0.033, 0.148, 0.143 and 0.131, times the ratio of the medians
+    # of four of new and old sizes, measured by turns
+    "causal_conv1d": 0.047,
+    "delta_rule": 0.142,
+    "gated_linear_attention": 0.136,
+    "wkv": 0.196,
 }
 """The time of the subject divided by that of its yardstick."""
 SLOW = ("grid-plan", "parquet-writing", "parquet-reading", "start-up")
@@ -395,7 +398,12 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "induction-heads": task("induction-heads"),
     "associative-recall": task("associative-recall"),
     "mqar": task("mqar", "test"),
-    "mqar/based-fig2": task("mqar", "test", protocol="based-fig2"),
+    "mqar/based-fig2": task(
+        "mqar",
+        "test",
+        protocol="based-fig2",
+        test=[{"length": length, "num_kv_pairs": length // 4, "num_examples": 300} for length in (64, 128, 256)],
+    ),
     "selective-copying": task("selective-copying"),
     "induction-heads-extrapolation": task("induction-heads-extrapolation"),
     "word-problem": task("word-problem", num_train=2000),
@@ -408,17 +416,17 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "needle": task("needle"),
     "brain-activity": task("brain-activity", num_train=500),
     "seizures": task("seizures", num_train=48),
-    "causal_conv1d": operator("causal_conv1d", B=4, T=256, D=64, W=4),
-    "delta_rule": operator("delta_rule", B=2, T=256, H=2, K=32, V=32, decay="key"),
+    "causal_conv1d": operator("causal_conv1d", B=4, T=128, D=64, W=4),
+    "delta_rule": operator("delta_rule", B=1, T=192, H=2, K=32, V=32, decay="key"),
     "fft_conv": operator("fft_conv", B=2, T=256, D=64, gates="gated"),
-    "gated_linear_attention": operator("gated_linear_attention", B=2, T=256, H=2, K=32, V=32, decay="key"),
-    "gated_slot_attention": operator("gated_slot_attention", B=2, T=256, H=2, K=32, V=32, M=16),
+    "gated_linear_attention": operator("gated_linear_attention", B=1, T=192, H=2, K=32, V=32, decay="key"),
+    "gated_slot_attention": operator("gated_slot_attention", B=1, T=192, H=2, K=32, V=32, M=16),
     "lti_ssm": operator("lti_ssm", B=4, T=256, D=32, N=16, gates="gated"),
     "launch": launch,
     "selective_scan/launches": scan_launches,
-    "selective_scan": operator("selective_scan", B=2, T=256, D=32, N=16, form="gated"),
+    "selective_scan": operator("selective_scan", B=1, T=128, D=32, N=16, form="gated"),
     "ssm_kernel": operator("ssm_kernel", T=256, D=64, N=16),
-    "wkv": operator("wkv", B=2, T=256, D=32),
+    "wkv": operator("wkv", B=2, T=128, D=32),
 }
 
 

@@ -151,7 +151,8 @@ def run_tests(tests: tuple[str, ...], tree: Path, planted: bool) -> NoReturn:
     # bytecode of the clean run stays valid for all sources but the changed one
     sys.dont_write_bytecode = planted
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1" if planted else ""
-    code = pytest.main([*tests, "-x", "-p", "no:cacheprovider", "-m", "not slow and not timing"])
+    # a list may name slow tests, `-m slow`
+    code = pytest.main(["-x", "-p", "no:cacheprovider", "-m", "not slow and not timing", *tests])
     sys.stdout.flush()
     os._exit(code)
 

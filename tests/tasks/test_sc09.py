@@ -248,7 +248,7 @@ def test_a_run_generates_and_reports_what_the_judge_says(folder, model, status):
             "name": "sc09",
             "data": str(folder),
             "length": 1024,
-            "num_generated": 4,
+            "num_generated": 6,
             "judge_steps": 5,
         },
         {"d_model": 8, "d_state": 4, "num_layers": 1, **model},

@@ -195,7 +195,7 @@ class Arena:
     def _timed(
         self, group: Sequence[Case], needed: int
     ) -> tuple[dict[Case, list[dict[str, Any]]], dict[Case, ChildError]]:
-        """What all processes say of each case, and why some have no time.
+        """Asks all processes, and gives their answers for each case and the errors of those that have no time.
 
         needed: bytes of memory for one process of each case.
         """

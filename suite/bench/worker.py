@@ -159,7 +159,7 @@ class Worker:
             self.process.kill()
 
     def stop(self) -> None:
-        """As `kill`, and waits for the end; the next request starts another child."""
+        """Ends the child as `kill` does and waits until it has ended; the next request starts another one."""
         self.kill()
         assert self.process.stdin is not None
         if not self.process.stdin.closed:

@@ -95,8 +95,8 @@ MEASURED = {
     # on 2026-11-29 beside other work, with launches that are made again
     "selective_scan/launches": 3.1,
     "ssm_kernel": 0.149,
-    # smaller sizes on 2026-12-01: what they were before, 0.033, 0.148, 0.143 and 0.131, times the ratio of the medians
-    # of four of new and old sizes, measured by turns
+    # these four have had smaller sizes since 2026-12-01. A number is the one before (0.033, 0.148, 0.143 and 0.131)
+    # times the ratio of new to old sizes, both medians of four measured by turns
     "causal_conv1d": 0.047,
     "delta_rule": 0.142,
     "gated_linear_attention": 0.136,
@@ -450,7 +450,7 @@ def test_it_is_no_slower_against_its_yardstick_than_it_was(name, benchmark, tmp_
     case = CASES[name](tmp_path)
     # pytest-benchmark times nothing where tests run in parallel, so the ratio is checked without it
     benchmark.extra_info["ratio"] = check(name, case, MEASURED[name])
-    # where it is disabled, it would only call the subject once more
+    # a disabled pytest-benchmark would only call the subject once more
     benchmark.pedantic(case.subject if benchmark.enabled else lambda: None, rounds=3)
 
 

@@ -138,7 +138,7 @@ def test_a_filter_does_not_depend_on_the_length():
 
 
 def test_gradients_are_those_of_finite_differences_whole_or_in_pieces():
-    """Of the measure whose correction has two columns; that of one column is the default, which the laws judge."""
+    """The measure is the one whose correction has two columns; the laws judge the default, whose has one."""
     ssm = make("legt", width=2, d_state=4)
     leaves = [getattr(ssm, name) for name in ("log_A_real", "A_imag", "P", "B", "C", "log_dt")]
 

@@ -277,7 +277,7 @@ def test_rows_are_continued_for_the_same_code_and_versions_alone(monkeypatch, tm
     times = {(row["model"], row["slice"]): row for row in rows if row["metric"] == "time"}
     assert len(times) == 4
     assert {row["status"] for (name, _), row in times.items() if name == "peer"} == {"n/a"}
-    # what was not installed was not tried, and what was tried elsewhere says nothing
+    # a kernel that was not installed was not tried, and rows of another device do not count
     tried = _tried_before(repository, tmp_path / "results", rows[0]["device"])
     assert {implementation for _, implementation, _ in tried} == {"cumsum"}
     assert _tried_before(repository, tmp_path / "results", "another device") == set()
